@@ -1,0 +1,64 @@
+// Package api owns the HTTP bodies, headers and errors that the router, the nodes and foreign TensorRT-LLM workers speak:
+// OpenAI's completions and chat completions, disaggregated_params, and OpenAI's error object. It parses and patches
+// bytes; it serves nothing.
+package api
+
+import "encoding/json"
+
+// Request types of disaggregated_params.
+const (
+	ContextOnly          = "context_only"
+	GenerationOnly       = "generation_only"
+	ContextAndGeneration = "context_and_generation"
+)
+
+// Schedule styles as integers on the wire (TensorRT-LLM's enum).
+const (
+	ContextFirst    = 0
+	GenerationFirst = 1
+)
+
+// DisaggParams is disaggregated_params on requests and on each response choice, with TensorRT-LLM's names. Fields of a
+// foreign worker that we do not know are kept by whoever forwards the bytes, not by this type.
+type DisaggParams struct {
+	RequestType        string          `json:"request_type"`
+	DisaggRequestID    *int64          `json:"disagg_request_id,omitempty"`
+	CtxRequestID       *int64          `json:"ctx_request_id,omitempty"`
+	FirstGenTokens     []int32         `json:"first_gen_tokens,omitempty"`
+	FirstGenLogProbs   json.RawMessage `json:"first_gen_log_probs,omitempty"`
+	EncodedOpaqueState *string         `json:"encoded_opaque_state,omitempty"`
+	DraftTokens        []int32         `json:"draft_tokens,omitempty"`
+	CtxDPRank          *int            `json:"ctx_dp_rank,omitempty"`
+	CtxInfoEndpoint    *string         `json:"ctx_info_endpoint,omitempty"` // "tcp://host:port" of the ctx node's KV listener; must be a registered one
+	ScheduleStyle      *int            `json:"schedule_style,omitempty"`
+	ConversationID     *string         `json:"conversation_id,omitempty"`
+	CtxUsage           *Usage          `json:"ctx_usage,omitempty"`
+}
+
+// Usage is OpenAI's usage object.
+type Usage struct {
+	PromptTokens        int                  `json:"prompt_tokens"`
+	CompletionTokens    int                  `json:"completion_tokens"`
+	TotalTokens         int                  `json:"total_tokens"`
+	PromptTokensDetails *PromptTokensDetails `json:"prompt_tokens_details,omitempty"`
+}
+
+// PromptTokensDetails splits prompt tokens.
+type PromptTokensDetails struct {
+	CachedTokens int `json:"cached_tokens"`
+}
+
+// Headers between the router and the nodes. Clients cannot set those that begin with X-Meridian: the router strips them.
+const (
+	HeaderRequestID     = "X-Request-Id"           // from and to clients: the client's id, or the router's when there was none
+	HeaderRouter        = "X-Meridian-Router"      // name of the router; names the subject of the record
+	HeaderRouterRequest = "X-Meridian-Request"     // the router's own request id
+	HeaderSub           = "X-Meridian-Sub"         // index of the sub-request
+	HeaderAttempt       = "X-Meridian-Attempt"     // attempt number of the leg
+	HeaderProbe         = "X-Meridian-Probe"       // "1": qualification, warm-up, health generation
+	HeaderDeadline      = "X-Meridian-Deadline-Ms" // milliseconds that the request may still take
+	HeaderStreamed      = "X-Meridian-Streamed"    // "1" when the client asked for a stream
+	HeaderTraceparent   = "Traceparent"
+	HeaderReturnMetrics = "X-TRTLLM-return-metrics" // exactly "1"
+	HeaderClockSync     = "X-TRTLLM-Clock-Sync"
+)

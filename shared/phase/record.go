@@ -1,0 +1,157 @@
+// Package phase owns the phase record: what one process knows of one attempt at one request, with raw stamps. It holds
+// the schema and its codec; it does not convert stamps (router/timeline does) and does not publish (shared/bus does).
+//
+// A field that is absent does not apply; null means that it applies but was not collected; 0 is a measured zero.
+package phase
+
+import (
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/infer"
+)
+
+// Schema is the version of Record. Changes are additive.
+const Schema = "meridian.phase/1"
+
+// Role says which process wrote a record.
+type Role string
+
+// The roles. An aggregated attempt is written by the node that ran it, under that node's own role, with Style aggregated.
+const (
+	Disagg Role = "disagg" // the router
+	Ctx    Role = "ctx"
+	Gen    Role = "gen"
+)
+
+// Outcome is the end of an attempt.
+type Outcome string
+
+// The outcomes. Every attempt that reached a process has exactly one.
+const (
+	Finished  Outcome = "finished"
+	Failed    Outcome = "failed"
+	Cancelled Outcome = "cancelled"
+	Rejected  Outcome = "rejected" // refused before any work: bad input, overload, incompatible pair
+	Expired   Outcome = "expired"  // its deadline passed
+)
+
+// Record is one phase record.
+type Record struct {
+	Schema          string          `json:"schema"`
+	Role            Role            `json:"role"`
+	Node            string          `json:"node"`       // name of the process that wrote it
+	Instance        clock.ID        `json:"instance"`   // its clock id
+	Router          string          `json:"router"`     // name of the router that sent the leg; "none" for a direct request
+	RequestID       string          `json:"request_id"` // the router's own
+	ClientRequestID string          `json:"client_request_id,omitempty"`
+	DisaggRequestID int64           `json:"disagg_request_id,string,omitempty"` // absent: aggregated or rejected before it was minted
+	Sub             int             `json:"sub"`                                // index of the sub-request (prompt x choice)
+	Attempt         int             `json:"attempt"`                            // 0 is the first try of this sub-request on this role
+	Traceparent     string          `json:"traceparent,omitempty"`
+	Probe           bool            `json:"probe,omitempty"`
+	Style           string          `json:"style"` // generation_first, context_first, aggregated
+	Model           string          `json:"model"`
+	Streamed        bool            `json:"streamed"`
+	Outcome         Outcome         `json:"outcome"`
+	FinishReason    string          `json:"finish_reason,omitempty"`
+	Error           *Error          `json:"error,omitempty"`
+	Clocks          []Clock         `json:"clocks"`
+	PushedOffsetNS  *int64          `json:"pushed_offset_ns,omitempty"` // offset that the node applied on its own faces
+	Stamps          Stamps          `json:"stamps"`
+	Tokens          Tokens          `json:"tokens"`
+	KV              *infer.KVCounts `json:"kv,omitempty"`
+	Transfer        *Transfer       `json:"transfer,omitempty"`
+	Iters           *Iters          `json:"iters,omitempty"`
+	Preemptions     int             `json:"preemptions"`
+	PreemptedNS     int64           `json:"preempted_ns"`
+	Chunks          []infer.Chunk   `json:"chunks,omitempty"`        // stamps in Clocks[0]
+	Decision        *Decision       `json:"decision,omitempty"`      // router only
+	StepMessages    int             `json:"step_messages,omitempty"` // step column messages that belong to this record
+	EnergyJ         *float64        `json:"energy_j,omitempty"`
+}
+
+// Error says what failed.
+type Error struct {
+	Stage     string `json:"stage"` // parse, place, ctx, kv, gen, relay, engine
+	Type      string `json:"type"`
+	Message   string `json:"message"`
+	Retryable bool   `json:"retryable"`
+}
+
+// Clock is an entry of the clocks table; a group of stamps names its entry by index.
+type Clock struct {
+	ID       clock.ID        `json:"id"`
+	Kind     string          `json:"kind"`               // mono, gpu, rank
+	Estimate *clock.Estimate `json:"estimate,omitempty"` // newest estimate that the process knew; the merge uses its own
+}
+
+// Stamps are raw stamps in ns of the clock with index Clock. Absent: the point was not reached or does not apply.
+type Stamps struct {
+	Clock int `json:"clock"`
+
+	// On every role.
+	ReceiveNS *int64 `json:"receive_ns,omitempty"` // request headers read
+	ParsedNS  *int64 `json:"parsed_ns,omitempty"`  // body read, validated and tokenized
+	EndNS     *int64 `json:"end_ns,omitempty"`     // last byte handed to the socket, or the attempt ended
+
+	// Router.
+	PlacedNS         *int64 `json:"placed_ns,omitempty"`       // the pair was chosen
+	GenDispatchNS    *int64 `json:"gen_dispatch_ns,omitempty"` // gen leg: before the write
+	GenHeadersNS     *int64 `json:"gen_headers_ns,omitempty"`  // gen leg: response headers read
+	CtxDispatchNS    *int64 `json:"ctx_dispatch_ns,omitempty"`
+	CtxDoneNS        *int64 `json:"ctx_done_ns,omitempty"`         // ctx leg: response read
+	FirstTokenNS     *int64 `json:"first_token_ns,omitempty"`      // router: first token read from the gen leg; node: sampled or taken over
+	FirstTokenSentNS *int64 `json:"first_token_sent_ns,omitempty"` // first token byte handed to the socket
+	LastTokenNS      *int64 `json:"last_token_ns,omitempty"`
+
+	// Nodes.
+	AdmittedNS       *int64 `json:"admitted_ns,omitempty"`        // slot and blocks reserved (gen), request accepted by the engine (ctx)
+	HeadersSentNS    *int64 `json:"headers_sent_ns,omitempty"`    // 200 flushed
+	QueuedNS         *int64 `json:"queued_ns,omitempty"`          // handed to the engine's queue
+	FirstScheduledNS *int64 `json:"first_scheduled_ns,omitempty"` // first batch that held it was built
+}
+
+// Tokens counts tokens of an attempt.
+type Tokens struct {
+	Prompt int `json:"prompt"`
+	Cached int `json:"cached"` // prompt tokens whose KV was reused, not computed, on this node
+	Output int `json:"output"` // produced here (the first token counts where it was sampled)
+}
+
+// Transfer is a KV hand-over as seen by one side; stamps in Clocks[0] ns. Absent stamps were not reached.
+type Transfer struct {
+	Peer        string `json:"peer"`
+	Bytes       int64  `json:"bytes"`
+	Frames      int64  `json:"frames"`
+	Tokens      int    `json:"tokens"`                 // tokens whose KV travelled
+	TokensHeld  int    `json:"tokens_held"`            // tokens that the receiver already had
+	RequestedNS *int64 `json:"requested_ns,omitempty"` // gen: asked; ctx: was asked
+	StartNS     *int64 `json:"start_ns,omitempty"`     // gen: first byte read; ctx: first byte written
+	LastByteNS  *int64 `json:"last_byte_ns,omitempty"`
+	InstalledNS *int64 `json:"installed_ns,omitempty"` // gen: last region copied into KV; ctx: acknowledged
+	WireNS      int64  `json:"wire_ns"`                // time inside socket reads or writes
+	InstallNS   int64  `json:"install_ns"`             // time inside KV copies
+}
+
+// Iters names the engine iterations of the first and the last batch that held the request.
+type Iters struct {
+	First int64 `json:"first"`
+	Last  int64 `json:"last"`
+}
+
+// Decision says why the router chose a pair.
+type Decision struct {
+	Policy     string      `json:"policy"`
+	Ctx        string      `json:"ctx,omitempty"`
+	Gen        string      `json:"gen"`
+	Reason     string      `json:"reason"`
+	Candidates []Candidate `json:"candidates,omitempty"`
+}
+
+// Candidate is a node that was looked at.
+type Candidate struct {
+	Node      string  `json:"node"`
+	Score     float64 `json:"score"` // lower is better
+	Running   int     `json:"running"`
+	Waiting   int     `json:"waiting"`
+	LoadAgeNS *int64  `json:"load_age_ns"` // null: no load report yet
+}
