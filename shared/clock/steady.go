@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"time"
 )
@@ -141,7 +142,7 @@ func (s *Steady) LieNS() int64 { return s.lie }
 
 // faultAt is what the fault adds at kernel time mono.
 func (s *Steady) faultAt(mono int64) int64 {
-	d := int64(float64(mono-s.start) * s.rate)
+	d := int64(math.Round(float64(mono-s.start) * s.rate))
 	if mono >= s.stepFrom {
 		d += s.step
 	}
