@@ -1,0 +1,262 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+)
+
+// Chunk is what a router reads in one chunk object of a worker's stream. The byte slices alias the input.
+type Chunk struct {
+	Choices int // number of choices; our legs have one at most
+	Text    []byte
+	// Text is the inside of a JSON string, still escaped: pieces can be joined without decoding. Nil: no text.
+	TokenIDs     []byte // JSON array as sent; nil if absent
+	Finish       string // "": not finished
+	StopReason   []byte // nil if absent or null
+	Logprobs     []byte // nil if absent or null
+	Usage        []byte // nil if absent or null
+	Error        []byte // the whole chunk, when it is an error event
+	OnlyMetadata bool   // no choice and no usage: a worker's own event, not for clients
+}
+
+// Rewrite says how a chunk is changed on its way to the client.
+type Rewrite struct {
+	ID        []byte // JSON string
+	Model     []byte // JSON string
+	Index     int
+	KeepUsage bool
+}
+
+// ReadChunk reads one chunk of a leg. It validates all of data.
+func ReadChunk(data []byte, chat bool) (Chunk, error) {
+	c, _, err := walkChunk(nil, data, chat, nil)
+	return c, err
+}
+
+// RewriteChunk reads one chunk and appends it to dst with id, model and index replaced and the members that are no
+// client's business removed (token_ids, disaggregated_params, usage unless kept). Unknown members are copied as sent.
+func RewriteChunk(dst, data []byte, chat bool, rw *Rewrite) (Chunk, []byte, error) {
+	return walkChunk(dst, data, chat, rw)
+}
+
+// writer appends the members of a rewritten object; with a nil Rewrite nothing is written.
+type writer struct {
+	dst   []byte
+	on    bool
+	first bool
+}
+
+func (w *writer) open(b byte) {
+	if w.on {
+		w.dst = append(w.dst, b)
+		w.first = true
+	}
+}
+
+func (w *writer) close(b byte) {
+	if w.on {
+		w.dst = append(w.dst, b)
+		w.first = false
+	}
+}
+
+func (w *writer) key(key []byte) {
+	if !w.on {
+		return
+	}
+	if !w.first {
+		w.dst = append(w.dst, ',')
+	}
+	w.first = false
+	w.dst = AppendString(w.dst, string(key))
+	w.dst = append(w.dst, ':')
+}
+
+func (w *writer) member(key, value []byte) {
+	w.key(key)
+	if w.on {
+		w.dst = append(w.dst, value...)
+	}
+}
+
+func walkChunk(dst, data []byte, chat bool, rw *Rewrite) (Chunk, []byte, error) {
+	var arr [12]Field
+	fields, err := SplitObject(arr[:0], data)
+	if err != nil {
+		return Chunk{}, dst, err
+	}
+	w := &writer{dst: dst, on: rw != nil}
+	var c Chunk
+	w.open('{')
+	for _, f := range fields {
+		switch string(f.Key) {
+		case "id":
+			w.member(f.Key, pick(rw, f.Value, true))
+		case "model":
+			w.member(f.Key, pick(rw, f.Value, false))
+		case "choices":
+			w.key(f.Key)
+			if err := walkChoices(w, &c, f.Value, chat, rw); err != nil {
+				return c, w.dst, err
+			}
+		case "usage":
+			c.Usage = notNull(f.Value)
+			if rw != nil && rw.KeepUsage {
+				w.member(f.Key, f.Value)
+			}
+		case "error":
+			if !isNull(f.Value) {
+				c.Error = data
+			}
+		case "prompt_token_ids":
+		default:
+			w.member(f.Key, f.Value)
+		}
+	}
+	w.close('}')
+	c.OnlyMetadata = c.Choices == 0 && c.Usage == nil && c.Error == nil
+	return c, w.dst, nil
+}
+
+func pick(rw *Rewrite, value []byte, id bool) []byte {
+	if rw == nil {
+		return value
+	}
+	if id {
+		return rw.ID
+	}
+	return rw.Model
+}
+
+func notNull(v []byte) []byte {
+	if isNull(v) {
+		return nil
+	}
+	return v
+}
+
+func walkChoices(w *writer, c *Chunk, v []byte, chat bool, rw *Rewrite) error {
+	if isNull(v) {
+		w.dst = appendIf(w.on, w.dst, "[]")
+		return nil
+	}
+	w.open('[')
+	var bad error
+	err := eachElement(v, func(elem []byte) bool {
+		if c.Choices > 0 {
+			w.dst = appendIf(w.on, w.dst, ",")
+		}
+		c.Choices++
+		bad = walkChoice(w, c, elem, chat, rw)
+		return bad == nil
+	})
+	w.close(']')
+	if bad != nil {
+		return bad
+	}
+	return err
+}
+
+func appendIf(on bool, dst []byte, s string) []byte {
+	if on {
+		return append(dst, s...)
+	}
+	return dst
+}
+
+func walkChoice(w *writer, c *Chunk, elem []byte, chat bool, rw *Rewrite) error {
+	var arr [12]Field
+	fields, err := SplitObject(arr[:0], elem)
+	if err != nil {
+		return err
+	}
+	w.open('{')
+	for _, f := range fields {
+		switch string(f.Key) {
+		case "index":
+			w.key(f.Key)
+			if w.on {
+				w.dst = strconv.AppendInt(w.dst, int64(rw.Index), 10)
+			}
+			continue
+		case "token_ids":
+			c.TokenIDs = notNull(f.Value)
+			continue
+		case "disaggregated_params", "avg_decoded_tokens_per_iter":
+			continue
+		case "text":
+			c.Text = stringInside(f.Value)
+		case "delta":
+			if chat {
+				if err := readDelta(c, f.Value); err != nil {
+					return err
+				}
+			}
+		case "finish_reason":
+			if !isNull(f.Value) {
+				if c.Finish, err = decodeString(f.Value); err != nil {
+					return fmt.Errorf("finish_reason: want %w", err)
+				}
+			}
+		case "stop_reason":
+			c.StopReason = notNull(f.Value)
+		case "logprobs":
+			c.Logprobs = notNull(f.Value)
+		}
+		w.member(f.Key, f.Value)
+	}
+	w.close('}')
+	return nil
+}
+
+func readDelta(c *Chunk, v []byte) error {
+	var arr [6]Field
+	fields, err := SplitObject(arr[:0], v)
+	if err != nil {
+		return err
+	}
+	for _, f := range fields {
+		if string(f.Key) == "content" {
+			c.Text = stringInside(f.Value)
+		}
+	}
+	return nil
+}
+
+// stringInside returns what is between the quotes; nil when v is no string.
+func stringInside(v []byte) []byte {
+	if len(v) < 2 || v[0] != '"' {
+		return nil
+	}
+	return v[1 : len(v)-1]
+}
+
+// CtxAnswer is what a router needs of a context leg's answer. Opaque parts stay as sent.
+type CtxAnswer struct {
+	Usage          *Usage          `json:"usage"`
+	PromptTokenIDs json.RawMessage `json:"prompt_token_ids"` // flat or nested, passed on as it came
+	Choices        []CtxChoice     `json:"choices"`
+}
+
+// CtxChoice is a choice of a context leg's answer.
+type CtxChoice struct {
+	Finish string          `json:"finish_reason"`
+	Disagg json.RawMessage `json:"disaggregated_params"`
+	Text   string          `json:"text"`
+}
+
+// GoesOn tells whether generation is pending after the first token; otherwise the answer is complete.
+func (c CtxChoice) GoesOn() bool { return c.Finish == "length" || c.Finish == "not_finished" }
+
+// ParseCtxAnswer reads the answer of a context leg; it wants at least one choice.
+func ParseCtxAnswer(body []byte) (*CtxAnswer, error) {
+	var a CtxAnswer
+	if err := json.Unmarshal(body, &a); err != nil {
+		return nil, fmt.Errorf("context answer: %w", err)
+	}
+	if len(a.Choices) == 0 {
+		return nil, fmt.Errorf("context answer: no choices")
+	}
+	return &a, nil
+}

@@ -1,0 +1,223 @@
+package api
+
+import (
+	"encoding/json"
+	"math"
+	"net/http"
+	"unicode/utf8"
+)
+
+// ParseRequest reads and validates the body of /v1/completions, or of /v1/chat/completions when chat. What it returns
+// aliases body. Duplicate members are refused: two readers could take different ones.
+func ParseRequest(body []byte, chat bool, lim Limits) (*Request, *Error) {
+	lim = lim.withDefaults()
+	if len(body) > lim.MaxBody {
+		e := Invalid("", "the body has %d bytes; the limit is %d", len(body), lim.MaxBody)
+		e.Code = http.StatusRequestEntityTooLarge
+		return nil, e
+	}
+	if !utf8.Valid(body) {
+		return nil, Invalid("", "the body is not valid UTF-8")
+	}
+	fields, err := SplitObject(make([]Field, 0, 16), body)
+	if err != nil {
+		return nil, Invalid("", "the body is not a JSON object: %v", err)
+	}
+	r := &Request{Chat: chat, N: 1, Body: body, Fields: fields, Sampling: defaultSampling()}
+	if e := checkDuplicates(fields); e != nil {
+		return nil, e
+	}
+	for _, f := range fields {
+		if e := r.set(f); e != nil {
+			return nil, e
+		}
+	}
+	if e := r.check(lim); e != nil {
+		return nil, e
+	}
+	return r, nil
+}
+
+func (l Limits) withDefaults() Limits {
+	if l.MaxBody == 0 {
+		l.MaxBody = defaultMaxBody
+	}
+	if l.MaxChoices == 0 {
+		l.MaxChoices = defaultMaxChoices
+	}
+	return l
+}
+
+func checkDuplicates(fields []Field) *Error {
+	seen := make(map[string]struct{}, len(fields))
+	for _, f := range fields {
+		if _, dup := seen[string(f.Key)]; dup {
+			return Invalid(paramName(f.Key), "%s is given twice", paramName(f.Key))
+		}
+		seen[string(f.Key)] = struct{}{}
+	}
+	return nil
+}
+
+// paramName bounds a key that a client chose before it goes into a message.
+func paramName(key []byte) string {
+	if len(key) > 64 {
+		return string(key[:64])
+	}
+	return string(key)
+}
+
+// set decodes one member. Null is the same as absent. A field that no group knows is left in Fields.
+func (r *Request) set(f Field) *Error {
+	if isNull(f.Value) {
+		return nil
+	}
+	groups := [...]func(string, []byte) (bool, error){r.setBasic, r.setSampling, r.setInput, r.setControl, r.refuse}
+	for _, group := range groups {
+		known, err := group(string(f.Key), f.Value)
+		if err != nil {
+			if e, ok := err.(*Error); ok {
+				return e
+			}
+			return Invalid(string(f.Key), "%s must be %v", f.Key, err)
+		}
+		if known {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (r *Request) setBasic(key string, v []byte) (bool, error) {
+	var err error
+	switch key {
+	case "model":
+		r.Model, err = decodeBounded(v, maxNameLen)
+	case "stream":
+		r.Stream, err = decodeBool(v)
+	case "stream_options":
+		err = r.setStreamOptions(v)
+	case "user":
+		r.User, err = decodeBounded(v, maxUserLen)
+	case "max_tokens", "max_completion_tokens":
+		var n int64
+		if n, err = decodeInt(v, 1, math.MaxInt32); err == nil {
+			if r.MaxTokens != nil && *r.MaxTokens != int(n) {
+				return true, Invalid(key, "max_tokens and max_completion_tokens differ")
+			}
+			r.MaxTokens = ptr(int(n))
+		}
+	case "n":
+		var n int64
+		n, err = decodeInt(v, 1, maxN)
+		r.N = int(n)
+	case "priority":
+		var n int64
+		n, err = decodeInt(v, math.MinInt32, math.MaxInt32)
+		r.Priority = int(n)
+	case "ignore_eos":
+		r.IgnoreEOS, err = decodeBool(v)
+	default:
+		return false, nil
+	}
+	return true, err
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func (r *Request) setStreamOptions(v []byte) error {
+	fields, err := SplitObject(nil, v)
+	if err != nil {
+		return errorWant("an object")
+	}
+	for _, f := range fields {
+		if string(f.Key) == "include_usage" && !isNull(f.Value) {
+			if r.IncludeUsage, err = decodeBool(f.Value); err != nil {
+				return Invalid("stream_options.include_usage", "stream_options.include_usage must be %v", err)
+			}
+		}
+	}
+	return nil
+}
+
+// errorWant completes "field X must be ...".
+type errorWant string
+
+func (e errorWant) Error() string { return string(e) }
+
+func (r *Request) setInput(key string, v []byte) (bool, error) {
+	switch {
+	case key == "prompt" && !r.Chat:
+		return true, r.setPrompt(v)
+	case key == "messages" && r.Chat:
+		return true, r.setMessages(v)
+	case key == "tools" && r.Chat:
+		if v[0] != '[' {
+			return true, errorWant("an array")
+		}
+		r.Tools = v
+		return true, nil
+	case key == "chat_template_kwargs" && r.Chat:
+		if v[0] != '{' {
+			return true, errorWant("an object")
+		}
+		r.TemplateArgs = v
+		return true, nil
+	}
+	return false, nil
+}
+
+func (r *Request) setControl(key string, v []byte) (bool, error) {
+	var err error
+	switch key {
+	case "disaggregated_params":
+		r.Disagg = new(DisaggParams)
+		if jerr := json.Unmarshal(v, r.Disagg); jerr != nil {
+			return true, Invalid(key, "disaggregated_params: %v", jerr)
+		}
+	case "prompt_token_ids":
+		r.PromptTokenIDs, err = decodeIDs(v)
+	case "output_token_ids":
+		r.OutputTokenIDs, err = decodeIDs(v)
+	default:
+		return false, nil
+	}
+	return true, err
+}
+
+// refuse names what OpenAI's API has and this one does not, instead of giving an answer that ignores it.
+func (r *Request) refuse(key string, v []byte) (bool, error) {
+	off := string(v) == "false" || string(v) == `""` || string(v) == "[]" || string(v) == "{}"
+	switch key {
+	case "echo", "suffix", "functions", "function_call", "use_beam_search":
+		if !off {
+			return true, Invalid(key, "%s is not supported", key)
+		}
+	case "best_of":
+		n, err := decodeInt(v, 1, maxN)
+		if err != nil {
+			return true, err
+		}
+		if n != 1 {
+			return true, Invalid(key, "best_of is not supported; use n")
+		}
+	case "prompt":
+		return true, Invalid(key, "prompt belongs to /v1/completions; chat takes messages")
+	case "messages":
+		return true, Invalid(key, "messages belongs to /v1/chat/completions; completions takes a prompt")
+	default:
+		return false, nil
+	}
+	return true, nil
+}
+
+func decodeBounded(v []byte, limit int) (string, error) {
+	s, err := decodeString(v)
+	if err != nil {
+		return "", err
+	}
+	if len(s) > limit {
+		return "", errorWant("a string of at most " + itoa(limit) + " bytes")
+	}
+	return s, nil
+}
