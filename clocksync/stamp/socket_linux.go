@@ -1,0 +1,122 @@
+package stamp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// tsFlags: software stamps of both directions; sent ones come back through the error queue without the packet, named by a
+// counter of sends.
+const tsFlags = unix.SOF_TIMESTAMPING_SOFTWARE | unix.SOF_TIMESTAMPING_RX_SOFTWARE | unix.SOF_TIMESTAMPING_TX_SOFTWARE |
+	unix.SOF_TIMESTAMPING_OPT_ID | unix.SOF_TIMESTAMPING_OPT_TSONLY
+
+func arm(c *net.UDPConn) error { return setFlags(c, tsFlags) }
+
+// rearm clears the option and sets it again, which sets the kernel's counter to 0.
+func rearm(c *net.UDPConn) error {
+	if err := setFlags(c, 0); err != nil {
+		return err
+	}
+	return setFlags(c, tsFlags)
+}
+
+func setFlags(c *net.UDPConn, flags int) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("reach the clock socket: %w", err)
+	}
+	var serr error
+	if err := raw.Control(func(fd uintptr) {
+		serr = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_TIMESTAMPING, flags)
+	}); err != nil {
+		return fmt.Errorf("reach the clock socket: %w", err)
+	}
+	if serr != nil {
+		return fmt.Errorf("turn kernel stamps on: %w", serr)
+	}
+	return nil
+}
+
+// drain reads the error queue until it is empty.
+func (k *Socket) drain(each func(id uint32, wallNS int64)) error {
+	raw, err := k.conn.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("reach the clock socket: %w", err)
+	}
+	var oob [512]byte
+	var rerr error
+	err = raw.Control(func(fd uintptr) {
+		for {
+			_, oobn, _, _, err := unix.Recvmsg(int(fd), nil, oob[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
+			if errors.Is(err, unix.EINTR) {
+				continue
+			}
+			if err != nil {
+				rerr = err
+				return
+			}
+			if id, wall, ok := parseTX(oob[:oobn]); ok {
+				each(id, wall)
+			}
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("reach the clock socket: %w", err)
+	}
+	if errors.Is(rerr, unix.EAGAIN) {
+		return nil
+	}
+	return rerr
+}
+
+// parseRX finds the software receive stamp among control messages.
+func parseRX(oob []byte) (wallNS int64, ok bool) {
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return 0, false
+	}
+	for _, m := range msgs {
+		if ns, ok := stampOf(m); ok {
+			return ns, true
+		}
+	}
+	return 0, false
+}
+
+// parseTX finds a software send stamp and the number of the send.
+func parseTX(oob []byte) (id uint32, wallNS int64, ok bool) {
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return 0, 0, false
+	}
+	var haveID, haveNS bool
+	for _, m := range msgs {
+		if ns, ok := stampOf(m); ok {
+			wallNS, haveNS = ns, true
+		}
+		v4 := m.Header.Level == unix.SOL_IP && m.Header.Type == unix.IP_RECVERR
+		v6 := m.Header.Level == unix.SOL_IPV6 && m.Header.Type == unix.IPV6_RECVERR
+		// sock_extended_err: errno u32 | origin u8 | type u8 | code u8 | pad u8 | info u32 | data u32
+		if (v4 || v6) && len(m.Data) >= 16 && m.Data[4] == unix.SO_EE_ORIGIN_TIMESTAMPING {
+			id, haveID = binary.NativeEndian.Uint32(m.Data[12:]), true
+		}
+	}
+	return id, wallNS, haveID && haveNS
+}
+
+// stampOf reads scm_timestamping: three timespecs, the first is the software stamp.
+func stampOf(m unix.SocketControlMessage) (int64, bool) {
+	if m.Header.Level != unix.SOL_SOCKET || m.Header.Type != unix.SO_TIMESTAMPING || len(m.Data) < 16 {
+		return 0, false
+	}
+	sec := int64(binary.NativeEndian.Uint64(m.Data))
+	nsec := int64(binary.NativeEndian.Uint64(m.Data[8:]))
+	if sec <= 0 || nsec < 0 || nsec >= 1e9 || sec > 1<<33 {
+		return 0, false
+	}
+	return sec*1e9 + nsec, true
+}
