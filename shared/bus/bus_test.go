@@ -1,0 +1,280 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"meridian.internal/shared/phase"
+)
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func startServer(t *testing.T, listen, dir string) *Embedded {
+	t.Helper()
+	e, err := StartEmbedded(EmbeddedOptions{Listen: listen, StoreDir: dir, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func connect(t *testing.T, url string) *Conn {
+	t.Helper()
+	c, err := Connect(t.Context(), Options{URL: url, Name: "test", Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+func aRecord(id string) *phase.Record {
+	return &phase.Record{Schema: phase.Schema, Role: phase.Ctx, Node: "ctx 0", Router: "r", Instance: "0000000000000001.00000002", RequestID: id}
+}
+
+func TestTokenKeepsNamesApart(t *testing.T) {
+	cases := map[string]string{"ctx0": "ctx0", "a.b": "a=2Eb", "a b": "a=20b", "a=b": "a=3Db", "": "none", "*": "=2A", "é": "=C3=A9"}
+	for name, want := range cases {
+		if got := Token(name); got != want {
+			t.Errorf("Token(%q) = %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestStreamsAndBucketsExistAfterReady(t *testing.T) {
+	e := startServer(t, "127.0.0.1:0", t.TempDir())
+	t.Cleanup(e.Close)
+	c := connect(t, e.URL())
+	if err := c.Ready(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []string{StreamPhases, StreamClockLog} {
+		if _, err := c.JetStream().Stream(within(t), s); err != nil {
+			t.Errorf("stream %s: %v", s, err)
+		}
+	}
+	for _, b := range []string{BucketNodes, BucketClocks} {
+		if _, err := c.KV(within(t), b); err != nil {
+			t.Errorf("bucket %s: %v", b, err)
+		}
+	}
+	if err := EnsureStreams(within(t), c.JetStream()); err != nil {
+		t.Errorf("a second time: %v", err)
+	}
+}
+
+func TestRecordsArriveOnceThoughTheServerComesLateAndRestarts(t *testing.T) {
+	store, spoolDir := t.TempDir(), t.TempDir()
+	e := startServer(t, "127.0.0.1:0", store)
+	addr := e.Addr().String()
+	e.Close()
+	c := connect(t, "nats://"+addr)
+	p, err := NewPublisher(c, PublisherOptions{SpoolDir: spoolDir, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish(t, p, "early")
+	e = startServer(t, addr, store)
+	if err := p.Flush(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	e.Close()
+	publish(t, p, "while away")
+	e = startServer(t, addr, store)
+	t.Cleanup(e.Close)
+	if err := p.Close(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	got := received(t, c, 2)
+	if strings.Join(got, ",") != "early,while away" {
+		t.Errorf("received %q", got)
+	}
+	if s := p.Stats(); s.Emitted != 2 || s.Stored != 2 || s.Dropped != 0 || s.Pending != 0 {
+		t.Errorf("stats %+v", s)
+	}
+	if err := p.Publish(aRecord("late")); !errors.Is(err, ErrClosed) {
+		t.Errorf("publish after Close: %v, want ErrClosed", err)
+	}
+}
+
+func publish(t *testing.T, p *Publisher, id string) {
+	t.Helper()
+	if err := p.Publish(aRecord(id)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func received(t *testing.T, c *Conn, n int) (ids []string) {
+	t.Helper()
+	cons, err := c.JetStream().CreateOrUpdateConsumer(within(t), StreamPhases, jetstream.ConsumerConfig{FilterSubject: RouterSubjects("r")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	batch, err := cons.Fetch(n, jetstream.FetchMaxWait(10*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for m := range batch.Messages() {
+		rec, err := phase.Parse(m.Data())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := "meridian.phase.r.ctx.ctx=200"; m.Subject() != want {
+			t.Errorf("subject %q, want %q", m.Subject(), want)
+		}
+		ids = append(ids, rec.RequestID)
+	}
+	if left := cons.CachedInfo(); left != nil && left.NumPending > uint64(n) {
+		t.Errorf("%d messages, want %d", left.NumPending, n)
+	}
+	return ids
+}
+
+func TestServerRecognisesARecordThatIsSentTwice(t *testing.T) {
+	e := startServer(t, "127.0.0.1:0", t.TempDir())
+	t.Cleanup(e.Close)
+	c := connect(t, e.URL())
+	if err := c.Ready(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	p := &Publisher{conn: c}
+	twice := []entry{{subject: "meridian.phase.r.ctx.n", id: "x.1", data: []byte("{}")}}
+	for range 2 {
+		if err := p.sendJetStream(within(t), twice); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, _ := c.JetStream().Stream(within(t), StreamPhases)
+	info, err := s.Info(within(t))
+	if err != nil || info.State.Msgs != 1 {
+		t.Errorf("stream holds %d messages, want 1 (%v)", info.State.Msgs, err)
+	}
+}
+
+// fake stands for the server: it refuses until it is opened.
+type fake struct {
+	mu   sync.Mutex
+	open bool
+	got  []string
+}
+
+func (f *fake) send(_ context.Context, es []entry) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.open {
+		return errors.New("away")
+	}
+	for _, e := range es {
+		f.got = append(f.got, e.id)
+	}
+	return nil
+}
+
+func TestPublisherCountsWhatItDrops(t *testing.T) {
+	p, err := newPublisher(PublisherOptions{SpoolDir: t.TempDir(), MaxBytes: 2000, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fake{}
+	p.send = f.send
+	p.start()
+	lost := int64(0)
+	for range 10 {
+		if err := p.Publish(aRecord("q")); err != nil {
+			lost++
+		}
+	}
+	f.mu.Lock()
+	f.open = true
+	f.mu.Unlock()
+	if err := p.Close(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	s := p.Stats()
+	if lost == 0 || s.Dropped != lost || s.Emitted != 10 || s.Stored != 10-lost || int64(len(f.got)) != s.Stored {
+		t.Errorf("stats %+v, %d errors, %d arrived", s, lost, len(f.got))
+	}
+}
+
+func TestAnotherProcessSendsWhatADeadOneLeft(t *testing.T) {
+	dir := t.TempDir()
+	first, err := newPublisher(PublisherOptions{SpoolDir: dir, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish(t, first, "left behind")
+	first.spool.w.Close()
+	first.spool.release()
+	second, err := newPublisher(PublisherOptions{SpoolDir: dir, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fake{open: true}
+	second.send = f.send
+	second.start()
+	if err := second.Register(prometheus.NewRegistry()); err != nil {
+		t.Error(err)
+	}
+	if err := second.Close(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	if s := second.Stats(); s.Recovered != 1 || s.Stored != 1 || len(f.got) != 1 {
+		t.Errorf("stats %+v, arrived %v", s, f.got)
+	}
+}
+
+func TestADiskThatRefusesIsReplacedByMemory(t *testing.T) {
+	p, err := newPublisher(PublisherOptions{SpoolDir: t.TempDir(), Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fake{open: true}
+	p.send = f.send
+	p.spool.w.Close() // every write fails from here on
+	publish(t, p, "kept in memory")
+	p.start()
+	if err := p.Close(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	if s := p.Stats(); s.Stored != 1 || s.Dropped != 0 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
+func TestBadListenAddressIsRefusedByName(t *testing.T) {
+	for _, listen := range []string{"", "127.0.0.1", "127.0.0.1:http2", "127.0.0.1:70000"} {
+		if _, err := StartEmbedded(EmbeddedOptions{Listen: listen, StoreDir: t.TempDir()}); err == nil || !strings.Contains(err.Error(), "listen address") {
+			t.Errorf("%q: %v", listen, err)
+		}
+	}
+}
+
+func BenchmarkPublish(b *testing.B) {
+	p, err := newPublisher(PublisherOptions{SpoolDir: b.TempDir(), Logger: quiet})
+	if err != nil {
+		b.Fatal(err)
+	}
+	p.send = (&fake{open: true}).send
+	p.start()
+	rec := aRecord("bench")
+	for b.Loop() {
+		p.Publish(rec)
+	}
+	p.Close(b.Context())
+}

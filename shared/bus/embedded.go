@@ -1,0 +1,94 @@
+package bus
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// EmbeddedOptions of a server in process.
+type EmbeddedOptions struct {
+	Listen   string       // host:port; port 0 picks a free one. Explicit, since whoever reaches it may publish.
+	StoreDir string       // JetStream's files; a volume in a container
+	Logger   *slog.Logger // nil: slog.Default()
+}
+
+// Embedded is a NATS server in this process.
+type Embedded struct{ server *server.Server }
+
+const embeddedStart = 10 * time.Second
+
+// StartEmbedded starts the server and returns when it accepts connections.
+func StartEmbedded(o EmbeddedOptions) (*Embedded, error) {
+	host, portText, err := net.SplitHostPort(o.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listen address of the embedded NATS server %q: want host:port: %w", o.Listen, err)
+	}
+	port, err := strconv.Atoi(portText)
+	if err != nil || port < 0 || port > 65535 {
+		return nil, fmt.Errorf("listen address of the embedded NATS server %q: port %q is no number from 0 to 65535", o.Listen, portText)
+	}
+	if o.StoreDir == "" {
+		return nil, fmt.Errorf("store folder of the embedded NATS server: want a folder, got none")
+	}
+	if err := os.MkdirAll(o.StoreDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the store folder of the embedded NATS server: %w", err)
+	}
+	if port == 0 {
+		port = server.RANDOM_PORT
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	s, err := server.NewServer(&server.Options{
+		Host: host, Port: port, JetStream: true, StoreDir: o.StoreDir, NoSigs: true, ServerName: "meridian-embedded",
+		MaxPayload: maxMessage, DisableJetStreamBanner: true,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("configure the embedded NATS server: %w", err)
+	}
+	s.SetLoggerV2(natsLog{o.Logger}, false, false, false)
+	go s.Start() // returns at once, or when accepting; Shutdown and WaitForShutdown end it
+	if !s.ReadyForConnections(embeddedStart) {
+		s.Shutdown()
+		return nil, fmt.Errorf("start the embedded NATS server on %s: not ready after %v (is the port in use?)", o.Listen, embeddedStart)
+	}
+	return &Embedded{server: s}, nil
+}
+
+// URL is where others reach the server.
+func (e *Embedded) URL() string { return e.server.ClientURL() }
+
+// Addr is the address that the server listens on.
+func (e *Embedded) Addr() net.Addr { return e.server.Addr() }
+
+// Close stops the server and waits until its files are closed.
+func (e *Embedded) Close() {
+	e.server.Shutdown()
+	e.server.WaitForShutdown()
+}
+
+// natsLog passes the server's warnings on; its chatter at start is debug.
+type natsLog struct{ log *slog.Logger }
+
+func (l natsLog) Noticef(format string, v ...any) {
+	l.log.Debug("nats", "text", fmt.Sprintf(format, v...))
+}
+func (l natsLog) Warnf(format string, v ...any) {
+	l.log.Warn("nats", "text", fmt.Sprintf(format, v...))
+}
+func (l natsLog) Fatalf(format string, v ...any) {
+	l.log.Error("nats", "text", fmt.Sprintf(format, v...))
+}
+func (l natsLog) Errorf(format string, v ...any) {
+	l.log.Error("nats", "text", fmt.Sprintf(format, v...))
+}
+func (l natsLog) Debugf(format string, v ...any) {
+	l.log.Debug("nats", "text", fmt.Sprintf(format, v...))
+}
+func (l natsLog) Tracef(string, ...any) {}

@@ -1,0 +1,317 @@
+package bus
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// Errors of the spool.
+var (
+	// ErrSpoolFull is returned when an entry would take the spool over its limit: it is dropped and counted.
+	ErrSpoolFull = errors.New("bus: spool full")
+	// ErrSpoolLocked is returned when another process uses the spool folder.
+	ErrSpoolLocked = errors.New("bus: spool folder in use")
+)
+
+const (
+	spoolSuffix     = ".spool"
+	defaultSegment  = 4 << 20
+	defaultSpoolMax = 256 << 20
+	maxEntry        = maxMessage
+	frameHeader     = 8 // u32 payload length, u32 CRC-32C of the payload
+)
+
+// entry is one message on its way. Payload on disk: u16 length and subject, u16 length and id, u8 kind, data.
+type entry struct {
+	subject string
+	id      string // Nats-Msg-Id
+	kind    byte   // kindRecord or kindSteps
+	data    []byte
+}
+
+const (
+	kindRecord byte = iota
+	kindSteps
+)
+
+// position is a place in the spool: everything before it is acknowledged.
+type position struct{ seg, off int64 }
+
+// spool is a queue on disk in segment files 0000000001.spool, ... An entry is there when append returns (write(2), no
+// fsync). Any goroutine appends; one goroutine reads and commits.
+type spool struct {
+	dir      string
+	lock     *os.File
+	cursor   *os.File
+	maxBytes int64
+	segment  int64
+
+	mu    sync.Mutex // guards what follows; held over one write(2)
+	w     *os.File
+	seg   int64           // segment that w writes
+	sizes map[int64]int64 // bytes of each segment on disk
+	total int64           // their sum
+	first int64           // oldest segment on disk
+	buf   []byte
+}
+
+// openSpool locks the folder and finds what an earlier process left. start is where unacknowledged entries begin, found
+// how many there are.
+func openSpool(dir string, maxBytes, segment int64) (s *spool, start position, found int64, err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, start, 0, fmt.Errorf("make spool folder: %w", err)
+	}
+	lock, err := lockFile(filepath.Join(dir, "lock"))
+	if err != nil {
+		return nil, start, 0, err
+	}
+	s = &spool{dir: dir, lock: lock, maxBytes: maxBytes, segment: segment, sizes: map[int64]int64{}}
+	defer func() {
+		if err != nil {
+			s.release()
+		}
+	}()
+	if s.cursor, err = os.OpenFile(filepath.Join(dir, "cursor"), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return nil, start, 0, fmt.Errorf("open spool cursor: %w", err)
+	}
+	segs, err := s.list()
+	if err != nil {
+		return nil, start, 0, err
+	}
+	start, found = s.recover(segs)
+	if err = s.openSegment(s.seg + 1); err != nil {
+		return nil, start, 0, err
+	}
+	if found == 0 {
+		start = position{seg: s.seg}
+	}
+	return s, start, found, nil
+}
+
+func lockFile(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open spool lock: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%w: %s is locked by another process; give each node a folder of its own", ErrSpoolLocked, filepath.Dir(path))
+	}
+	return f, nil
+}
+
+func (s *spool) list() ([]int64, error) {
+	names, err := os.ReadDir(s.dir)
+	if err != nil {
+		return nil, fmt.Errorf("read spool folder: %w", err)
+	}
+	var segs []int64
+	for _, n := range names {
+		num, ok := strings.CutSuffix(n.Name(), spoolSuffix)
+		if v, err := strconv.ParseInt(num, 10, 64); ok && err == nil && v > 0 {
+			segs = append(segs, v)
+		}
+	}
+	slices.Sort(segs)
+	return segs, nil
+}
+
+// recover counts the entries after the cursor and drops the segments before it. A torn or damaged frame ends its segment:
+// only the last entry of a killed process can be torn, and its Publish never returned.
+func (s *spool) recover(segs []int64) (start position, found int64) {
+	cur := s.loadCursor()
+	s.seg = cur.seg
+	for _, n := range segs {
+		s.seg = max(s.seg, n)
+		if n < cur.seg {
+			os.Remove(s.path(n))
+			continue
+		}
+		from := int64(0)
+		if n == cur.seg {
+			from = cur.off
+		}
+		count, size := s.scan(n, from)
+		if count == 0 {
+			os.Remove(s.path(n))
+			continue
+		}
+		if found == 0 {
+			start, s.first = position{n, from}, n
+		}
+		found += count
+		s.sizes[n] = size
+		s.total += size
+	}
+	return start, found
+}
+
+func (s *spool) scan(seg, from int64) (count, size int64) {
+	f, err := os.Open(s.path(seg))
+	if err != nil {
+		return 0, 0
+	}
+	defer f.Close()
+	buf := make([]byte, readChunk)
+	for {
+		entries, next, _ := readFrames(f, from, buf)
+		if len(entries) == 0 {
+			if info, err := f.Stat(); err == nil && info.Size() > from {
+				os.Truncate(s.path(seg), from)
+			}
+			return count, from
+		}
+		count += int64(len(entries))
+		from = next
+	}
+}
+
+func (s *spool) path(seg int64) string {
+	return filepath.Join(s.dir, fmt.Sprintf("%010d%s", seg, spoolSuffix))
+}
+
+func (s *spool) openSegment(seg int64) error {
+	f, err := os.OpenFile(s.path(seg), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return fmt.Errorf("open spool segment: %w", err)
+	}
+	if s.w != nil {
+		s.w.Close()
+	}
+	s.w, s.seg = f, seg
+	s.sizes[seg] = 0
+	if len(s.sizes) == 1 {
+		s.first = seg
+	}
+	return nil
+}
+
+// append writes all entries with one write(2): either all are there or none.
+func (s *spool) append(entries ...entry) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.w == nil {
+		return ErrClosed
+	}
+	s.buf = s.buf[:0]
+	for _, e := range entries {
+		s.buf = appendFrame(s.buf, e)
+	}
+	size := s.sizes[s.seg]
+	if s.total+int64(len(s.buf)) > s.maxBytes {
+		return fmt.Errorf("%w: %s holds %d bytes of at most %d", ErrSpoolFull, s.dir, s.total, s.maxBytes)
+	}
+	if size > 0 && size+int64(len(s.buf)) > s.segment {
+		if err := s.openSegment(s.seg + 1); err != nil {
+			return err
+		}
+		size = 0
+	}
+	if n, err := s.w.Write(s.buf); err != nil {
+		if n > 0 { // a torn entry in the middle would hide what follows
+			s.w.Truncate(size)
+			s.w.Seek(size, io.SeekStart)
+		}
+		return fmt.Errorf("write spool segment: %w", err)
+	}
+	s.sizes[s.seg] = size + int64(len(s.buf))
+	s.total += int64(len(s.buf))
+	return nil
+}
+
+func appendFrame(b []byte, e entry) []byte {
+	at := len(b)
+	b = append(b, 0, 0, 0, 0, 0, 0, 0, 0)
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(e.subject)))
+	b = append(b, e.subject...)
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(e.id)))
+	b = append(b, e.id...)
+	b = append(b, e.kind)
+	b = append(b, e.data...)
+	payload := b[at+frameHeader:]
+	binary.LittleEndian.PutUint32(b[at:], uint32(len(payload)))
+	binary.LittleEndian.PutUint32(b[at+4:], crc32.Checksum(payload, crc32.MakeTable(crc32.Castagnoli)))
+	return b
+}
+
+func (s *spool) loadCursor() position {
+	b := make([]byte, 64)
+	n, _ := s.cursor.ReadAt(b, 0)
+	var p position
+	if _, err := fmt.Sscanf(string(b[:n]), "%d %d\n", &p.seg, &p.off); err != nil || p.seg < 0 || p.off < 0 {
+		return position{}
+	}
+	return p
+}
+
+// commit remembers that everything before p is acknowledged and removes the segments behind it.
+func (s *spool) commit(p position) error {
+	if _, err := s.cursor.WriteAt(fmt.Appendf(nil, "%020d %020d\n", p.seg, p.off), 0); err != nil {
+		return fmt.Errorf("write spool cursor: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ; s.first < p.seg; s.first++ {
+		if size, ok := s.sizes[s.first]; ok {
+			os.Remove(s.path(s.first))
+			s.total -= size
+			delete(s.sizes, s.first)
+		}
+	}
+	return nil
+}
+
+// end is where the next entry will be written, and whether segment seg is complete (another follows).
+func (s *spool) end(seg int64) (size int64, next int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if seg == s.seg {
+		return s.sizes[seg], 0
+	}
+	next = seg + 1
+	for next < s.seg {
+		if _, ok := s.sizes[next]; ok {
+			break
+		}
+		next++
+	}
+	return s.sizes[seg], next
+}
+
+// bytes is what the spool takes on disk.
+func (s *spool) bytes() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.total
+}
+
+// close lets go of the folder. When everything is acknowledged nothing stays in it but the cursor and the lock.
+func (s *spool) close(done position) {
+	s.mu.Lock()
+	if s.w != nil {
+		s.w.Close()
+		s.w = nil
+	}
+	if done.seg == s.seg && done.off == s.sizes[s.seg] {
+		os.Remove(s.path(s.seg))
+	}
+	s.mu.Unlock()
+	s.release()
+}
+
+func (s *spool) release() {
+	if s.cursor != nil {
+		s.cursor.Close()
+	}
+	s.lock.Close()
+}
