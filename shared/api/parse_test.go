@@ -1,0 +1,273 @@
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestParseRequestAccepts(t *testing.T) {
+	body := `{"model":"m","prompt":["a","b"],"max_tokens":7,"stream":true,"stream_options":{"include_usage":true},"n":2,
+		"stop":["x","y"],"stop_token_ids":[5],"ignore_eos":true,"temperature":0.5,"top_p":0.9,"top_k":40,"min_p":0.1,
+		"repetition_penalty":1.1,"presence_penalty":-1,"frequency_penalty":2,"seed":9007199254740993,"logit_bias":{"3":-100},
+		"logprobs":2,"user":"u","priority":3,"future_field":{"a":[1.0,1e2]},"best_of":null}`
+	r, e := ParseRequest([]byte(body), false, Limits{})
+	if e != nil {
+		t.Fatal(e)
+	}
+	if r.Model != "m" || len(r.Prompts) != 2 || r.Prompts[1].Text != "b" || *r.MaxTokens != 7 || !r.Stream || !r.IncludeUsage ||
+		r.N != 2 || !slices.Equal(r.Stop, []string{"x", "y"}) || !slices.Equal(r.StopTokenIDs, []int32{5}) || !r.IgnoreEOS ||
+		*r.Logprobs != 2 || r.User != "u" || r.Priority != 3 || !r.SeedSet {
+		t.Errorf("got %+v", r)
+	}
+	s := r.Sampling
+	if s.Temperature != 0.5 || s.TopP != 0.9 || s.TopK != 40 || s.MinP != 0.1 || s.RepetitionPenalty != 1.1 || s.PresencePenalty != -1 ||
+		s.FrequencyPenalty != 2 || s.Seed != 9007199254740993 || s.LogitBias[3] != -100 || !s.Logprobs || s.TopLogprobs != 2 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestParsePromptForms(t *testing.T) {
+	cases := []struct {
+		name, prompt string
+		want         []Prompt
+	}{
+		{"text", `"hi \u00e9\n"`, []Prompt{{Text: "hi é\n"}}},
+		{"ids", `[1, 2,3]`, []Prompt{{IDs: []int32{1, 2, 3}}}},
+		{"texts", `["a","b"]`, []Prompt{{Text: "a"}, {Text: "b"}}},
+		{"arrays of ids", `[[1],[2,3]]`, []Prompt{{IDs: []int32{1}}, {IDs: []int32{2, 3}}}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			r, e := ParseRequest([]byte(`{"model":"m","prompt":`+c.prompt+`}`), false, Limits{})
+			if e != nil || !reflect.DeepEqual(r.Prompts, c.want) {
+				t.Errorf("got %v, %v", r, e)
+			}
+		})
+	}
+}
+
+func TestParseRequestRefuses(t *testing.T) {
+	lim := Limits{MaxBody: 4000, ContextLen: 10, VocabSize: 100, KnowsModel: func(m string) bool { return m == "m" }}
+	completion := func(s string) string { return `{"model":"m","prompt":"p",` + s + `}` }
+	cases := []struct {
+		name, body, param string
+		status            int
+	}{
+		{"malformed JSON", `{"model":`, "", 400},
+		{"data after the object", `{"model":"m","prompt":"p"} x`, "", 400},
+		{"an array", `[1]`, "", 400},
+		{"nothing", ``, "", 400},
+		{"invalid UTF-8", "{\"model\":\"m\",\"prompt\":\"\xff\"}", "", 400},
+		{"a body over the limit", completion(`"user":"` + strings.Repeat("x", 4000) + `"`), "", 413},
+		{"no model", `{"prompt":"p"}`, "model", 400},
+		{"an unknown model", `{"model":"z","prompt":"p"}`, "model", 404},
+		{"a model of a wrong type", `{"model":7,"prompt":"p"}`, "model", 400},
+		{"no prompt", `{"model":"m"}`, "prompt", 400},
+		{"a null prompt", `{"model":"m","prompt":null}`, "prompt", 400},
+		{"an empty prompt", `{"model":"m","prompt":""}`, "prompt", 400},
+		{"an empty array", `{"model":"m","prompt":[]}`, "prompt", 400},
+		{"an empty text among texts", `{"model":"m","prompt":["a",""]}`, "prompt", 400},
+		{"a mixed array", `{"model":"m","prompt":["a",1]}`, "prompt", 400},
+		{"a negative token id", `{"model":"m","prompt":[-1]}`, "prompt", 400},
+		{"a token id that is no integer", `{"model":"m","prompt":[1.5]}`, "prompt", 400},
+		{"a token id over 31 bits", `{"model":"m","prompt":[99999999999999999999]}`, "prompt", 400},
+		{"a token id outside the vocabulary", `{"model":"m","prompt":[100]}`, "prompt", 400},
+		{"a prompt as long as the context", `{"model":"m","prompt":[1,1,1,1,1,1,1,1,1,1]}`, "prompt", 400},
+		{"negative max_tokens", completion(`"max_tokens":-1`), "max_tokens", 400},
+		{"max_tokens of 0", completion(`"max_tokens":0`), "max_tokens", 400},
+		{"max_tokens over the context", completion(`"max_tokens":11`), "max_tokens", 400},
+		{"max_tokens over 64 bits", completion(`"max_tokens":99999999999999999999`), "max_tokens", 400},
+		{"max_tokens as text", completion(`"max_tokens":"5"`), "max_tokens", 400},
+		{"n over 128", completion(`"n":129`), "n", 400},
+		{"n of 0", completion(`"n":0`), "n", 400},
+		{"too many choices in all", `{"model":"m","prompt":["a","b","c"],"n":100}`, "n", 400},
+		{"temperature over 2", completion(`"temperature":2.1`), "temperature", 400},
+		{"temperature as text", completion(`"temperature":"1"`), "temperature", 400},
+		{"temperature beyond numbers", completion(`"temperature":1e999`), "temperature", 400},
+		{"top_p below 0", completion(`"top_p":-0.1`), "top_p", 400},
+		{"a seed that is no integer", completion(`"seed":1.5`), "seed", 400},
+		{"an empty stop string", completion(`"stop":[""]`), "stop", 400},
+		{"stop of a wrong type", completion(`"stop":7`), "stop", 400},
+		{"too many logprobs", completion(`"logprobs":21`), "logprobs", 400},
+		{"a bias on no token", completion(`"logit_bias":{"x":1}`), "logit_bias", 400},
+		{"echo", completion(`"echo":true`), "echo", 400},
+		{"best_of", completion(`"best_of":2`), "best_of", 400},
+		{"stream of a wrong type", completion(`"stream":"yes"`), "stream", 400},
+		{"include_usage of a wrong type", completion(`"stream_options":{"include_usage":1}`), "stream_options.include_usage", 400},
+		{"a field twice", completion(`"seed":1,"seed":2`), "seed", 400},
+		{"a field twice, once escaped", completion(`"disaggregated_params":null,"disaggregated\u005fparams":{}`), "disaggregated_params", 400},
+		{"messages to completions", completion(`"messages":[]`), "messages", 400},
+		{"disaggregated_params of a wrong type", completion(`"disaggregated_params":{"disagg_request_id":"x"}`), "disaggregated_params", 400},
+		{"deep nesting", completion(`"x":` + strings.Repeat("[", 1000) + strings.Repeat("]", 1000)), "", 400},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) { wantRefusal(t, []byte(c.body), false, lim, c.param, c.status) })
+	}
+}
+
+func TestParseChatRefuses(t *testing.T) {
+	cases := []struct{ name, body, param string }{
+		{"no messages", `{"model":"m"}`, "messages"},
+		{"empty messages", `{"model":"m","messages":[]}`, "messages"},
+		{"messages as text", `{"model":"m","messages":"hi"}`, "messages"},
+		{"a message without a role", `{"model":"m","messages":[{"content":"x"}]}`, "messages[0].role"},
+		{"a role of a wrong type", `{"model":"m","messages":[{"role":1}]}`, "messages[0].role"},
+		{"content of a wrong type", `{"model":"m","messages":[{"role":"user","content":7}]}`, "messages[0].content"},
+		{"a message that is no object", `{"model":"m","messages":["x"]}`, "messages[0]"},
+		{"a prompt to chat", `{"model":"m","messages":[{"role":"user"}],"prompt":"x"}`, "prompt"},
+		{"top_logprobs without logprobs", `{"model":"m","messages":[{"role":"user"}],"top_logprobs":2}`, "top_logprobs"},
+		{"two different limits", `{"model":"m","messages":[{"role":"user"}],"max_tokens":2,"max_completion_tokens":3}`, "max_completion_tokens"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) { wantRefusal(t, []byte(c.body), true, Limits{}, c.param, 400) })
+	}
+}
+
+func wantRefusal(t *testing.T, body []byte, chat bool, lim Limits, param string, status int) {
+	t.Helper()
+	_, e := ParseRequest(body, chat, lim)
+	if e == nil {
+		t.Fatal("accepted")
+	}
+	if e.Param != param || e.Status() != status {
+		t.Errorf("got %d, param %q (%v); want %d, %q", e.Status(), e.Param, e, status, param)
+	}
+	var obj struct {
+		Error struct {
+			Message, Type, Stage string
+			Param                *string
+			Retryable            bool
+		}
+	}
+	if err := json.Unmarshal(e.Append(nil), &obj); err != nil || obj.Error.Message == "" || obj.Error.Type == "" ||
+		obj.Error.Stage != "parse" || obj.Error.Retryable {
+		t.Errorf("body %s: %v, %+v", e.Append(nil), err, obj)
+	}
+}
+
+func TestBudget(t *testing.T) {
+	limit := func(n int) *int { return &n }
+	cases := []struct {
+		name             string
+		chat             bool
+		max              *int
+		prompt, ctx, out int
+		param            string
+	}{
+		{"max_tokens that fits exactly", false, limit(6), 4, 10, 6, ""},
+		{"one token too many", false, limit(7), 4, 10, 0, "max_tokens"},
+		{"no room", false, nil, 10, 10, 0, "prompt"},
+		{"no room in chat", true, nil, 11, 10, 0, "messages"},
+		{"an empty prompt", false, nil, 0, 10, 0, "prompt"},
+		{"completions default to 16", false, nil, 4, 100, 16, ""},
+		{"completions default to the rest", false, nil, 4, 10, 6, ""},
+		{"chat defaults to the rest", true, nil, 4, 100, 96, ""},
+		{"an unknown context is not checked", false, limit(1000), 4, 0, 1000, ""},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			r := &Request{Chat: c.chat, MaxTokens: c.max}
+			got, e := r.Budget(c.prompt, c.ctx)
+			if (e == nil) != (c.param == "") || got != c.out || (e != nil && e.Param != c.param) {
+				t.Errorf("got %d, %v; want %d, %q", got, e, c.out, c.param)
+			}
+		})
+	}
+}
+
+func TestAppendBody(t *testing.T) {
+	body := `{"model":"m","prompt":"p","seed":9007199254740993,"x":{"a":1.0,"b":1e2},"stream":false,"prompt_token_ids":[1],` +
+		`"disaggregated\u005fparams":{"request_type":"generation_only","ctx_info_endpoint":"tcp://evil:1"}}`
+	r, e := ParseRequest([]byte(body), false, Limits{})
+	if e != nil {
+		t.Fatal(e)
+	}
+	got := string(r.AppendBody(nil, []Set{{"stream", []byte("true")}, {"prompt", []byte("[1,2]")}, {"x2", []byte("1")}, {"gone", nil}}))
+	want := `{"model":"m","seed":9007199254740993,"x":{"a":1.0,"b":1e2},"stream":true,"prompt":[1,2],"x2":1}`
+	if got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	got = string(r.AppendBody(nil, []Set{{"disaggregated_params", []byte(`{"request_type":"context_only"}`)}}))
+	if strings.Contains(got, "evil") || !strings.Contains(got, `"context_only"`) {
+		t.Errorf("control field of the client survived: %s", got)
+	}
+}
+
+func TestSplitObjectAgreesWithEncodingJSON(t *testing.T) {
+	for _, s := range []string{
+		`{}`, `{"a":1}`, ` { "a" : [ 1 , 2 ] } `, `{"a":01}`, `{"a":1.}`, `{"a":.5}`, `{"a":-}`, `{"a":-0}`, `{"a":1e5}`, `{"a":1e}`,
+		`{"a":"\x"}`, `{"a":"\u12g4"}`, `{"a":"\ud800"}`, "{\"a\":\"\n\"}", `{"a":tru}`, `{"a":true}`, `{"a",1}`, `{a:1}`, `{"a":1,}`, `{"a":[1,]}`, `{"a":nul`,
+	} {
+		_, err := SplitObject(nil, []byte(s))
+		if (err == nil) != json.Valid([]byte(s)) {
+			t.Errorf("%s: got %v, encoding/json says %v", s, err, json.Valid([]byte(s)))
+		}
+	}
+}
+
+func FuzzParseRequest(f *testing.F) {
+	f.Add([]byte(`{"model":"m","prompt":"p","n":2,"stop":["a"],"disaggregated_params":{"request_type":"context_only"}}`), false)
+	f.Add([]byte(`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"x"}]}],"logprobs":true}`), true)
+	f.Add([]byte(`{"model":"m","prompt":[[1,2],[3]],"seed":-1,"logit_bias":{"1":2}}`), false)
+	f.Fuzz(func(t *testing.T, body []byte, chat bool) {
+		r, e := ParseRequest(body, chat, Limits{ContextLen: 100, VocabSize: 1000})
+		if e != nil {
+			if e.Status() < 400 || e.Status() > 499 || !json.Valid(e.Append(nil)) {
+				t.Errorf("error %d %s", e.Status(), e.Append(nil))
+			}
+			return
+		}
+		out := r.AppendBody(nil, []Set{{"stream", []byte("true")}})
+		again, e := ParseRequest(out, chat, Limits{ContextLen: 100, VocabSize: 1000})
+		if e != nil {
+			t.Fatalf("%s became %s: %v", body, out, e)
+		}
+		if again.Disagg != nil || again.PromptTokenIDs != nil || !again.Stream || again.Model != r.Model ||
+			!reflect.DeepEqual(again.Sampling, r.Sampling) || !reflect.DeepEqual(again.Prompts, r.Prompts) {
+			t.Errorf("%s became %s", body, out)
+		}
+	})
+}
+
+func FuzzSplitObject(f *testing.F) {
+	f.Add([]byte(`{"a":1,"b":[true,null,"x\n"]}`))
+	f.Add([]byte(`{"a":-1.5e+7}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		fields, err := SplitObject(nil, b)
+		var m map[string]json.RawMessage
+		jerr := json.Unmarshal(b, &m)
+		if jerr == nil && bytes.HasPrefix(bytes.TrimLeft(b, " \t\r\n"), []byte("null")) {
+			return
+		}
+		if err == nil && jerr != nil {
+			t.Errorf("accepted %q: %v", b, jerr)
+		}
+		if err != nil && jerr == nil && !strings.Contains(err.Error(), "deeper") && !strings.Contains(err.Error(), "more than") {
+			t.Errorf("refused %q: %v", b, err)
+		}
+		for _, f := range fields {
+			if err == nil && !json.Valid(f.Value) {
+				t.Errorf("value %q of %q", f.Value, f.Key)
+			}
+		}
+	})
+}
+
+func BenchmarkParseRequest(b *testing.B) {
+	for name, size := range map[string]int{"2KB": 2 << 10, "64KB": 64 << 10} {
+		body := []byte(`{"model":"m","prompt":"` + strings.Repeat("word ", size/5) + `","max_tokens":16,"stream":true,"temperature":0}`)
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(int64(len(body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, e := ParseRequest(body, false, Limits{}); e != nil {
+					b.Fatal(e)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,220 @@
+package api
+
+import (
+	"encoding/json"
+	"math"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+func head(chat bool) Head { return Head{ID: "cmpl-1", Model: `m"x`, Created: 7, Chat: chat} }
+
+func TestAppendChunk(t *testing.T) {
+	lps := []TokenLogprob{{Text: "a", Bytes: []byte("a"), Logprob: -0.5, Offset: 3, Top: []TokenLogprob{{Text: "b", Logprob: -1}}}}
+	id := int64(1) << 60
+	cases := []struct {
+		name string
+		chat bool
+		c    Choice
+		want string
+	}{
+		{"completions", false, Choice{Index: 2, Text: "a\"\n", TokenIDs: []int32{5, 6}},
+			`{"id":"cmpl-1","object":"text_completion","created":7,"model":"m\"x","choices":[{"index":2,"text":"a\"\n","logprobs":null,"finish_reason":null,"token_ids":[5,6]}]}`},
+		{"the end of completions", false, Choice{Finish: "stop", StopReason: json.RawMessage(`"x"`)},
+			`{"id":"cmpl-1","object":"text_completion","created":7,"model":"m\"x","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"stop","stop_reason":"x"}]}`},
+		{"logprobs of completions", false, Choice{Text: "a", Logprobs: lps},
+			`{"id":"cmpl-1","object":"text_completion","created":7,"model":"m\"x","choices":[{"index":0,"text":"a","logprobs":{"tokens":["a"],"token_logprobs":[-0.5],"top_logprobs":[{"b":-1}],"text_offset":[3]},"finish_reason":null}]}`},
+		{"the first chunk of chat", true, Choice{Role: true},
+			`{"id":"cmpl-1","object":"chat.completion.chunk","created":7,"model":"m\"x","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`},
+		{"the end of chat", true, Choice{Finish: "length"},
+			`{"id":"cmpl-1","object":"chat.completion.chunk","created":7,"model":"m\"x","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"length"}]}`},
+		{"logprobs of chat", true, Choice{Text: "a", Logprobs: lps},
+			`{"id":"cmpl-1","object":"chat.completion.chunk","created":7,"model":"m\"x","choices":[{"index":0,"delta":{"content":"a"},"logprobs":{"content":[{"token":"a","logprob":-0.5,"bytes":[97],"top_logprobs":[{"token":"b","logprob":-1,"bytes":[]}]}]},"finish_reason":null}]}`},
+		{"disaggregated_params keep 64 bits", false, Choice{Disagg: &DisaggParams{RequestType: ContextOnly, DisaggRequestID: &id}},
+			`{"id":"cmpl-1","object":"text_completion","created":7,"model":"m\"x","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":null,"disaggregated_params":{"request_type":"context_only","disagg_request_id":1152921504606846976}}]}`},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			got := string(head(c.chat).AppendChunk(nil, c.c))
+			want := strings.Replace(c.want, "\n", `\n`, 1)
+			if got != want || !json.Valid([]byte(got)) {
+				t.Errorf("got  %s\nwant %s", got, want)
+			}
+		})
+	}
+}
+
+func TestAppendResponse(t *testing.T) {
+	u := Usage{PromptTokens: 1, CompletionTokens: 2, TotalTokens: 3, PromptTokensDetails: &PromptTokensDetails{CachedTokens: 1}}
+	got := string(head(true).AppendResponse(nil, []Choice{{Text: "a", Finish: "stop"}, {Index: 1, Text: "b", Finish: "length"}}, u, []int32{9}))
+	want := `{"id":"cmpl-1","object":"chat.completion","created":7,"model":"m\"x","choices":[` +
+		`{"index":0,"message":{"role":"assistant","content":"a"},"logprobs":null,"finish_reason":"stop"},` +
+		`{"index":1,"message":{"role":"assistant","content":"b"},"logprobs":null,"finish_reason":"length"}],` +
+		`"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3,"prompt_tokens_details":{"cached_tokens":1}},"prompt_token_ids":[9]}`
+	if got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func TestRewriteChunk(t *testing.T) {
+	rw := &Rewrite{ID: []byte(`"new"`), Model: []byte(`"pub"`), Index: 3}
+	cases := []struct {
+		name, in, want string
+		chat           bool
+		text, finish   string
+	}{
+		{"completions", `{"id":"x","model":"m","extra":1.0,"choices":[{"index":0,"text":"a\u00e9","token_ids":[1],"finish_reason":null}],"usage":{"prompt_tokens":1}}`,
+			`{"id":"new","model":"pub","extra":1.0,"choices":[{"index":3,"text":"a\u00e9","finish_reason":null}]}`, false, `a\u00e9`, ""},
+		{"chat", `{"id":"x","choices":[{"index":0,"delta":{"content":"hi","x":1},"finish_reason":"stop","disaggregated_params":{}}]}`,
+			`{"id":"new","choices":[{"index":3,"delta":{"content":"hi","x":1},"finish_reason":"stop"}]}`, true, "hi", "stop"},
+		{"no choices", `{"id":"x","choices":[],"usage":{"prompt_tokens":1}}`, `{"id":"new","choices":[]}`, false, "", ""},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			chunk, out, err := RewriteChunk(nil, []byte(c.in), c.chat, rw)
+			if err != nil || string(out) != c.want || string(chunk.Text) != c.text || chunk.Finish != c.finish {
+				t.Errorf("got %s, %+v, %v\nwant %s", out, chunk, err, c.want)
+			}
+		})
+	}
+	kept := *rw
+	kept.KeepUsage = true
+	_, out, err := RewriteChunk(nil, []byte(`{"id":"x","usage":{"prompt_tokens":1}}`), false, &kept)
+	if err != nil || string(out) != `{"id":"new","usage":{"prompt_tokens":1}}` {
+		t.Errorf("usage: got %s, %v", out, err)
+	}
+}
+
+func TestReadChunk(t *testing.T) {
+	c, err := ReadChunk([]byte(`{"choices":[{"text":"a","token_ids":[1,2],"logprobs":{"tokens":[]},"stop_reason":7}],"usage":null}`), false)
+	if err != nil || string(c.TokenIDs) != "[1,2]" || string(c.Logprobs) != `{"tokens":[]}` || string(c.StopReason) != "7" || c.Usage != nil {
+		t.Errorf("got %+v, %v", c, err)
+	}
+	if c, err = ReadChunk([]byte(`{"error":{"message":"x"}}`), false); err != nil || c.Error == nil {
+		t.Errorf("error event: got %+v, %v", c, err)
+	}
+	if c, err = ReadChunk([]byte(`{"object":"trtllm.perf_metrics","x":1}`), false); err != nil || !c.OnlyMetadata {
+		t.Errorf("metrics event: got %+v, %v", c, err)
+	}
+	for _, bad := range []string{``, `7`, `{"choices":7}`, `{"choices":[7]}`, `{"choices":[{"finish_reason":7}]}`, `{"choices":[{}`} {
+		if _, err := ReadChunk([]byte(bad), false); err == nil {
+			t.Errorf("%q was accepted", bad)
+		}
+	}
+}
+
+func FuzzRewriteChunk(f *testing.F) {
+	f.Add([]byte(`{"id":"x","model":"m","choices":[{"index":0,"text":"a","token_ids":[1]},{"index":1}],"usage":{}}`), false)
+	f.Add([]byte(`{"id":"x","choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}`), true)
+	f.Add([]byte(`{"id":"x","choices":null,"error":{"message":"m"}}`), true)
+	rw := &Rewrite{ID: []byte(`"new"`), Model: []byte(`"pub"`), Index: 3}
+	f.Fuzz(func(t *testing.T, in []byte, chat bool) {
+		a, err := ReadChunk(in, chat)
+		b, out, err2 := RewriteChunk(nil, in, chat, rw)
+		if (err == nil) != (err2 == nil) {
+			t.Fatalf("read: %v, rewrite: %v", err, err2)
+		}
+		if err != nil {
+			return
+		}
+		if string(a.Text) != string(b.Text) || a.Finish != b.Finish || a.Choices != b.Choices {
+			t.Errorf("read %+v, rewrite %+v", a, b)
+		}
+		if !json.Valid(out) {
+			t.Errorf("%q became %q", in, out)
+		}
+	})
+}
+
+func TestParseError(t *testing.T) {
+	cases := []struct {
+		name, body string
+		status     int
+		want       Error
+	}{
+		{"ours", `{"error":{"message":"m","type":"t","param":"p","stage":"kv","retryable":false}}`, 500,
+			Error{Code: 500, Message: "m", Type: "t", Param: "p", Stage: "kv"}},
+		{"OpenAI's", `{"error":{"message":"m","type":"t","param":null,"code":429}}`, 429,
+			Error{Code: 429, Message: "m", Type: "t", Stage: "ctx", Retryable: true}},
+		{"TensorRT-LLM's", `{"object":"error","message":"m","type":"BadRequestError","param":null,"code":400}`, 400,
+			Error{Code: 400, Message: "m", Type: TypeInvalid, Stage: "ctx"}},
+		{"FastAPI's", `{"detail":[{"msg":"m"}]}`, 422, Error{Code: 422, Message: `[{"msg":"m"}]`, Type: TypeInvalid, Stage: "ctx"}},
+		{"an error that is text", `{"error":"m"}`, 503, Error{Code: 503, Message: "m", Type: TypeUnavailable, Stage: "ctx", Retryable: true}},
+		{"plain text", `no`, 404, Error{Code: 404, Message: "no", Type: TypeNotFound, Stage: "ctx"}},
+		{"nothing", ``, 504, Error{Code: 504, Message: "Gateway Timeout", Type: TypeTimeout, Stage: "ctx", Retryable: true}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			if got := ParseError(c.status, []byte(c.body), "ctx"); *got != c.want {
+				t.Errorf("got %+v, want %+v", *got, c.want)
+			}
+		})
+	}
+}
+
+func TestErrorRoundTrip(t *testing.T) {
+	e := Error{Code: 503, Message: "a\"b\x00", Type: "t", Param: "p", Stage: "place", Retryable: true, RequestID: "r", RetryAfter: 1500 * time.Millisecond}
+	got := ParseError(503, e.Append(nil), "x")
+	got.RequestID, got.RetryAfter = e.RequestID, e.RetryAfter
+	if *got != e {
+		t.Errorf("got %+v, want %+v", *got, e)
+	}
+	h := http.Header{}
+	e.SetHeader(h)
+	if h.Get("Retry-After") != "2" || !strings.Contains(string(e.Append(nil)), `"request_id":"r"`) {
+		t.Errorf("header %v, body %s", h, e.Append(nil))
+	}
+}
+
+func FuzzParseError(f *testing.F) {
+	f.Add(500, []byte(`{"error":{"message":"m","param":7}}`))
+	f.Add(400, []byte(`{"detail":"x"}`))
+	f.Fuzz(func(t *testing.T, status int, body []byte) {
+		e := ParseError(status, body, "gen")
+		if !json.Valid(e.Append(nil)) || e.Message == "" && http.StatusText(status) != "" {
+			t.Errorf("%d %q: %+v", status, body, e)
+		}
+	})
+}
+
+func TestAppendStringRoundTrip(t *testing.T) {
+	for _, s := range []string{"", "a", "\"\\\n\r\t\x00\x1f\x7f", "é€😀", "\u2028\u2029", "</script>"} {
+		var got string
+		if err := json.Unmarshal(AppendString(nil, s), &got); err != nil || got != s {
+			t.Errorf("%q: got %q, %v", s, got, err)
+		}
+	}
+	if got := string(AppendString(nil, "a\xffb")); got != `"a`+"\ufffd"+`b"` {
+		t.Errorf("invalid UTF-8: got %q", got)
+	}
+}
+
+func TestImpossibleLogprobIsANumber(t *testing.T) {
+	if got := appendFloat(nil, float32(math.Inf(-1))); !json.Valid(got) {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestParseCtxAnswer(t *testing.T) {
+	a, err := ParseCtxAnswer([]byte(`{"usage":{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3},"prompt_token_ids":[[1,2]],
+		"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":9007199254740993,"future":1.0}}]}`))
+	if err != nil || !a.Choices[0].GoesOn() || a.Usage.PromptTokens != 2 || string(a.PromptTokenIDs) != "[[1,2]]" ||
+		!strings.Contains(string(a.Choices[0].Disagg), `9007199254740993,"future":1.0`) {
+		t.Errorf("got %+v, %v", a, err)
+	}
+	if _, err := ParseCtxAnswer([]byte(`{"choices":[]}`)); err == nil {
+		t.Error("no choices: accepted")
+	}
+}
+
+func BenchmarkRewriteChunk(b *testing.B) {
+	in := head(false).AppendChunk(nil, Choice{Text: " token", TokenIDs: []int32{12345}})
+	rw := &Rewrite{ID: []byte(`"cmpl-2"`), Model: []byte(`"m"`)}
+	var dst []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		_, dst, _ = RewriteChunk(dst[:0], in, false, rw)
+	}
+}
