@@ -1,0 +1,162 @@
+package kvwire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+)
+
+// Type says what a frame is.
+type Type uint8
+
+// The frame types. JSON payloads are described in message.go.
+const (
+	TypeHello    Type = 1  // receiver: Hello
+	TypeHelloAck Type = 2  // sender: Hello
+	TypeRefuse   Type = 3  // sender: Fault; the connection ends
+	TypeClaim    Type = 4  // receiver: hold the lease of this id, the request comes when there is room
+	TypeRequest  Type = 5  // receiver: Want
+	TypeKV       Type = 6  // sender: KV elements
+	TypeTrailer  Type = 7  // sender: Trailer
+	TypeAck      Type = 8  // receiver: everything is installed
+	TypeCancel   Type = 9  // receiver: no longer wanted
+	TypeError    Type = 10 // sender: Fault; the connection stays
+	TypePing     Type = 11 // both: still here
+)
+
+const (
+	magic   = 0x31564b4d // "MKV1" in little endian
+	version = 1
+	// HeaderSize is the size of a frame header in bytes.
+	HeaderSize = 48
+	// maxControl bounds the payload of every frame that is not KV.
+	maxControl = 256 << 10
+	// maxKV bounds the payload of a KV frame.
+	maxKV = 4 << 20
+	// frameGoal is the payload that a sender aims at: small enough that a cancel is heard soon, large enough that headers
+	// and system calls do not matter.
+	frameGoal = 1 << 20
+	crcAt     = 12
+)
+
+// ErrFrame is returned when bytes are no valid frame; the connection cannot go on.
+var ErrFrame = errors.New("kvwire: bad frame")
+
+// Header is a frame's fixed part:
+//
+//	0  magic u32      4 version u8   5 type u8   6 flags u16   8 length u32   12 crc32c u32
+//	16 request i64   24 epoch u64   32 layer from,to u16      36 head from,to u16
+//	40 token from,to u32
+//
+// All in little endian. The checksum is CRC-32C over the header with its own four bytes zero, then the payload.
+type Header struct {
+	Type               Type
+	Flags              uint16 // 0; a receiver ignores what it does not know
+	Length             uint32 // of the payload, bytes
+	Request            int64  // disagg_request_id; 0 where a frame belongs to the connection
+	Epoch              uint64 // incarnation of the sending process
+	LayerFrom, LayerTo uint16
+	HeadFrom, HeadTo   uint16
+	TokenFrom, TokenTo uint32
+	sum                uint32
+}
+
+// AppendHeader appends the header of a frame with this payload; it sets length and checksum itself.
+func AppendHeader(b []byte, h Header, payload []byte) []byte {
+	at := len(b)
+	le := binary.LittleEndian
+	b = le.AppendUint32(b, magic)
+	b = append(b, version, byte(h.Type))
+	b = le.AppendUint16(b, h.Flags)
+	b = le.AppendUint32(b, uint32(len(payload)))
+	b = le.AppendUint32(b, 0)
+	b = le.AppendUint64(b, uint64(h.Request))
+	b = le.AppendUint64(b, h.Epoch)
+	for _, v := range [4]uint16{h.LayerFrom, h.LayerTo, h.HeadFrom, h.HeadTo} {
+		b = le.AppendUint16(b, v)
+	}
+	b = le.AppendUint32(b, h.TokenFrom)
+	b = le.AppendUint32(b, h.TokenTo)
+	le.PutUint32(b[at+crcAt:], checksum(b[at:at+HeaderSize], payload))
+	return b
+}
+
+// ParseHeader reads a header. The checksum is not checked, since the payload is not there yet.
+func ParseHeader(b []byte) (Header, error) {
+	if len(b) < HeaderSize {
+		return Header{}, fmt.Errorf("%w: %d bytes, a header has %d", ErrFrame, len(b), HeaderSize)
+	}
+	le := binary.LittleEndian
+	if m := le.Uint32(b); m != magic {
+		return Header{}, fmt.Errorf("%w: magic %08x, want %08x", ErrFrame, m, uint32(magic))
+	}
+	if b[4] != version {
+		return Header{}, fmt.Errorf("%w: version %d, this build speaks %d", ErrFrame, b[4], version)
+	}
+	h := Header{
+		Type: Type(b[5]), Flags: le.Uint16(b[6:]), Length: le.Uint32(b[8:]), sum: le.Uint32(b[crcAt:]),
+		Request: int64(le.Uint64(b[16:])), Epoch: le.Uint64(b[24:]),
+		LayerFrom: le.Uint16(b[32:]), LayerTo: le.Uint16(b[34:]), HeadFrom: le.Uint16(b[36:]), HeadTo: le.Uint16(b[38:]),
+		TokenFrom: le.Uint32(b[40:]), TokenTo: le.Uint32(b[44:]),
+	}
+	limit := uint32(maxControl)
+	if h.Type == TypeKV {
+		limit = maxKV
+	}
+	if h.Type < TypeHello || h.Type > TypePing {
+		return Header{}, fmt.Errorf("%w: type %d is unknown", ErrFrame, h.Type)
+	}
+	if h.Length > limit {
+		return Header{}, fmt.Errorf("%w: payload of %d bytes, type %d may have %d", ErrFrame, h.Length, h.Type, limit)
+	}
+	return h, nil
+}
+
+// checksum is CRC-32C over header (its checksum field taken as zero) and payload.
+func checksum(header, payload []byte) uint32 {
+	table := crc32.MakeTable(crc32.Castagnoli) // returns the shared table
+	var zero [4]byte
+	sum := crc32.Update(0, table, header[:crcAt])
+	sum = crc32.Update(sum, table, zero[:])
+	sum = crc32.Update(sum, table, header[crcAt+4:HeaderSize])
+	return crc32.Update(sum, table, payload)
+}
+
+// readFrame reads one frame. accept looks at the header before anything is allocated or read by its claim. The payload
+// lies in buf if that is large enough.
+func readFrame(r io.Reader, buf []byte, accept func(Header) error) (Header, []byte, error) {
+	var raw [HeaderSize]byte
+	if _, err := io.ReadFull(r, raw[:]); err != nil {
+		return Header{}, nil, err
+	}
+	h, err := ParseHeader(raw[:])
+	if err != nil {
+		return Header{}, nil, err
+	}
+	if accept != nil {
+		if err := accept(h); err != nil {
+			return h, nil, err
+		}
+	}
+	if cap(buf) < int(h.Length) {
+		buf = make([]byte, h.Length)
+	}
+	buf = buf[:h.Length]
+	if _, err := io.ReadFull(r, buf); err != nil {
+		return h, nil, fmt.Errorf("read payload of %d bytes: %w", h.Length, noEOF(err))
+	}
+	if sum := checksum(raw[:], buf); sum != h.sum {
+		return h, nil, fmt.Errorf("%w: checksum %08x, the frame says %08x", ErrFrame, sum, h.sum)
+	}
+	return h, buf, nil
+}
+
+// noEOF: inside a frame the end of the stream is never a clean end.
+func noEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

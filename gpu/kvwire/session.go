@@ -1,0 +1,370 @@
+package kvwire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"meridian.internal/shared/infer"
+)
+
+// session is one connection on the sending side. Its goroutine reads; deliver runs beside it while a request is pending.
+type session struct {
+	s     *Server
+	l     *link
+	peer  Hello
+	name  string // of the peer, for records and logs
+	offer *Offer // claimed or being sent; owned by the reading goroutine, but for the moment in which deliver sets it
+
+	cancel context.CancelCauseFunc // of the pending request; nil when there is none
+	ended  chan struct{}           // closed when deliver and the pings have ended
+	sent   chan *Offer             // deliver: the trailer is out, an acknowledgement is due
+}
+
+func (s *Server) serveConn(ctx context.Context, c net.Conn) {
+	defer c.Close()
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	defer stop()
+	n := &session{s: s, l: newLink(c, s.o.Epoch, s.o.Timing.Handshake), name: c.RemoteAddr().String()}
+	if err := n.handshake(); err != nil {
+		if ctx.Err() == nil {
+			s.o.Logger.Warn("kv connection refused", "peer", n.name, "error", err)
+		}
+		return
+	}
+	err := n.loop(ctx)
+	n.drop(fmt.Errorf("%w: %w", ErrReceiverLost, err))
+	if err != nil && ctx.Err() == nil && !errors.Is(err, io.EOF) {
+		s.o.Logger.Info("kv connection ended", "peer", n.name, "error", err)
+	}
+}
+
+func (n *session) handshake() error {
+	h, payload, err := readFrame(n.l.r, nil, only(TypeHello))
+	if err != nil {
+		return fmt.Errorf("read hello: %w", err)
+	}
+	if n.peer, err = parseJSON[Hello](h.Type, payload); err != nil {
+		return err
+	}
+	n.name = n.peer.Node
+	if err := n.s.o.Hello.Compatible(n.peer); err != nil {
+		return errors.Join(err, n.l.sendJSON(TypeRefuse, 0, Fault{Message: err.Error()}))
+	}
+	return n.l.sendJSON(TypeHelloAck, 0, n.s.o.Hello)
+}
+
+// only accepts one type of frame.
+func only(want Type) func(Header) error {
+	return func(h Header) error {
+		if h.Type != want {
+			return fmt.Errorf("%w: type %d, want %d", ErrFrame, h.Type, want)
+		}
+		return nil
+	}
+}
+
+func (n *session) loop(ctx context.Context) error {
+	var buf []byte
+	for {
+		n.l.lost = n.s.o.Timing.Idle
+		if n.cancel != nil {
+			n.l.lost = n.s.o.Timing.Lost
+		}
+		h, payload, err := readFrame(n.l.r, buf, fromReceiver)
+		if err != nil {
+			return err
+		}
+		buf = payload
+		switch h.Type {
+		case TypeClaim, TypeRequest:
+			err = n.begin(ctx, h, payload)
+		case TypeAck:
+			err = n.acknowledge(h.Request)
+		case TypeCancel:
+			n.drop(fmt.Errorf("%w: cancelled", ErrReceiverLost))
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func fromReceiver(h Header) error {
+	switch h.Type {
+	case TypeClaim, TypeRequest, TypeAck, TypeCancel, TypePing:
+		return nil
+	}
+	return fmt.Errorf("%w: type %d is not a receiver's", ErrFrame, h.Type)
+}
+
+// begin starts what a claim or a request asks for. A request may follow the claim of its own id, nothing else may overlap.
+func (n *session) begin(ctx context.Context, h Header, payload []byte) error {
+	n.reap()
+	if h.Type == TypeClaim {
+		if n.cancel != nil {
+			return fmt.Errorf("%w: request %d while another is pending", ErrFrame, h.Request)
+		}
+		return n.claim(ctx, h.Request)
+	}
+	want, err := parseJSON[Want](h.Type, payload)
+	if err != nil {
+		return err
+	}
+	if want.TokenFrom < 0 || want.DeadlineMS <= 0 {
+		return fmt.Errorf("%w: request %d from token %d within %d ms", ErrFrame, h.Request, want.TokenFrom, want.DeadlineMS)
+	}
+	limit := min(time.Duration(min(want.DeadlineMS, int64(time.Hour/time.Millisecond)))*time.Millisecond, maxPending)
+	sub, cancel := context.WithCancelCause(ctx)
+	if n.cancel != nil {
+		if n.offer == nil || n.sent != nil || n.offer.id != h.Request {
+			cancel(nil)
+			return fmt.Errorf("%w: request %d while another is pending", ErrFrame, h.Request)
+		}
+		n.offer.rebind(cancel) // before the claim ends, so that a withdrawal reaches one of the two
+		n.cancel(nil)          // only the wait of the claim runs
+		<-n.ended
+	}
+	n.cancel, n.ended, n.sent = cancel, make(chan struct{}), make(chan *Offer, 1)
+	held, ended, sent := n.offer, n.ended, n.sent
+	n.s.wg.Go(func() {
+		defer close(ended)
+		n.deliver(sub, delivery{id: h.Request, want: want, limit: limit, offer: held, stop: cancel, sent: sent})
+	})
+	return nil
+}
+
+// maxPending bounds how long a receiver can hold a lease, whatever it says.
+const maxPending = 10 * time.Minute
+
+// claim holds the lease of an id for as long as the connection is heard.
+func (n *session) claim(ctx context.Context, id int64) error {
+	n.s.mu.Lock()
+	o := n.s.offers[id]
+	n.s.mu.Unlock()
+	sub, cancel := context.WithCancelCause(ctx)
+	if o == nil || !o.claim(cancel) {
+		cancel(nil)
+		return n.l.sendJSON(TypeError, id, Fault{Message: fmt.Sprintf("request %d: no lease is waiting here", id)})
+	}
+	n.offer, n.cancel, n.ended, n.sent = o, cancel, make(chan struct{}), nil
+	ended := n.ended
+	n.s.wg.Go(func() {
+		defer close(ended)
+		limited, done := context.WithTimeout(sub, maxPending)
+		defer done()
+		<-limited.Done() // no pings: the receiver reads nothing before it has asked
+		switch {
+		case errors.Is(context.Cause(sub), ErrWithdrawn):
+			n.report(sub, id, ErrWithdrawn)
+			o.finish(ErrWithdrawn)
+		case sub.Err() == nil:
+			_ = n.l.conn.Close() // claimed for too long: the reading goroutine frees it
+		}
+	})
+	return nil
+}
+
+// reap forgets a request that has ended with a fault.
+func (n *session) reap() {
+	if n.cancel == nil {
+		return
+	}
+	select {
+	case <-n.ended:
+		n.cancel(nil)
+		n.offer, n.cancel, n.ended, n.sent = nil, nil, nil, nil
+	default:
+	}
+}
+
+// acknowledge ends the pending transfer as a success.
+func (n *session) acknowledge(id int64) error {
+	if n.sent == nil {
+		return fmt.Errorf("%w: acknowledgement of %d, nothing was sent", ErrFrame, id)
+	}
+	select {
+	case o := <-n.sent:
+		if o.id != id {
+			return fmt.Errorf("%w: acknowledgement of %d, sent was %d", ErrFrame, id, o.id)
+		}
+		n.cancel(nil)
+		<-n.ended
+		o.note(func(r *Report) { r.InstalledNS = n.s.o.Now() })
+		o.finish(nil)
+	case <-n.ended: // the trailer may be out while sent is still to be written, so this waits for one of both
+		return fmt.Errorf("%w: acknowledgement of %d, which has failed", ErrFrame, id)
+	}
+	n.offer, n.cancel, n.ended, n.sent = nil, nil, nil, nil
+	return nil
+}
+
+// drop ends what is pending: mark, let the frame in flight end, then free.
+func (n *session) drop(cause error) {
+	if n.cancel == nil {
+		return
+	}
+	n.cancel(cause)
+	<-n.ended
+	if n.sent != nil {
+		select {
+		case o := <-n.sent:
+			o.finish(cause)
+		default:
+		}
+	}
+	if n.offer != nil {
+		n.offer.finish(cause)
+	}
+	n.offer, n.cancel, n.ended, n.sent = nil, nil, nil, nil
+}
+
+// delivery is one request of a receiver.
+type delivery struct {
+	id    int64
+	want  Want
+	limit time.Duration
+	offer *Offer // claimed before; nil: to be taken
+	stop  context.CancelCauseFunc
+	sent  chan<- *Offer
+}
+
+// deliver answers one request, and pings until the reading goroutine has seen its end.
+func (n *session) deliver(ctx context.Context, d delivery) {
+	var pings sync.WaitGroup
+	pings.Go(func() { n.l.ping(ctx, n.s.o.Timing.Ping) })
+	defer pings.Wait()
+	requested := n.s.o.Now()
+	limited, done := context.WithTimeoutCause(ctx, d.limit, fmt.Errorf("request %d: not there within %s", d.id, d.limit))
+	defer done()
+	o := d.offer
+	if o == nil {
+		var err error
+		if o, err = n.s.take(limited, d.id); err == nil && !o.claim(d.stop) {
+			err = fmt.Errorf("%w: %d", ErrDuplicate, d.id)
+		}
+		if err != nil {
+			n.report(ctx, d.id, err)
+			d.stop(nil)
+			return
+		}
+	}
+	o.note(func(r *Report) { r.Peer, r.RequestedNS = n.name, requested })
+	if err := n.stream(limited, o, d.want); err != nil {
+		if limited.Err() != nil {
+			err = context.Cause(limited)
+		}
+		n.report(ctx, d.id, err)
+		o.finish(err)
+		d.stop(nil)
+		return
+	}
+	d.sent <- o // holds one
+	<-limited.Done()
+	if ctx.Err() == nil {
+		_ = n.l.conn.Close() // not acknowledged in time: the reading goroutine frees it
+	}
+}
+
+// report tells the receiver of a fault of its request. A connection that is gone hears nothing.
+func (n *session) report(ctx context.Context, id int64, err error) {
+	if ctx.Err() != nil && !errors.Is(context.Cause(ctx), ErrWithdrawn) {
+		return
+	}
+	if serr := n.l.sendJSON(TypeError, id, Fault{Message: err.Error()}); serr != nil {
+		_ = n.l.conn.Close() // the reading goroutine ends with it
+	}
+}
+
+// stream sends every span that the receiver lacks, then the trailer.
+func (n *session) stream(ctx context.Context, o *Offer, w Want) error {
+	var buf []byte
+	top := w.TokenFrom
+	for {
+		span, err := o.export.NextSpan(ctx)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("kv of request %d: %w", o.id, err)
+		}
+		span.TokenFrom = max(span.TokenFrom, w.TokenFrom)
+		top = max(top, span.TokenTo)
+		for _, part := range split(span, n.s.o.Hello) {
+			if err := ctx.Err(); err != nil {
+				return context.Cause(ctx)
+			}
+			if buf, err = n.sendPart(ctx, o, part, buf); err != nil {
+				return err
+			}
+		}
+	}
+	o.note(func(r *Report) { r.Tokens, r.TokensHeld = top-w.TokenFrom, w.TokenFrom })
+	t, err := o.wait(ctx)
+	if err != nil {
+		return err
+	}
+	return n.l.sendJSON(TypeTrailer, o.id, t)
+}
+
+func (n *session) sendPart(ctx context.Context, o *Offer, part infer.Span, buf []byte) ([]byte, error) {
+	size := spanBytes(n.s.o.Hello, part)
+	if cap(buf) < size {
+		buf = make([]byte, size)
+	}
+	buf = buf[:size]
+	t0 := n.s.o.Now()
+	// Not cancelled in the middle: the copy in flight ends before the blocks are freed.
+	if err := o.export.Read(context.WithoutCancel(ctx), part, buf); err != nil {
+		return buf, fmt.Errorf("read kv of request %d: %w", o.id, err)
+	}
+	t1 := n.s.o.Now()
+	h := Header{
+		Type: TypeKV, Request: o.id, HeadTo: uint16(n.s.o.Hello.KVHeads),
+		LayerFrom: uint16(part.LayerFrom), LayerTo: uint16(part.LayerTo),
+		TokenFrom: uint32(part.TokenFrom), TokenTo: uint32(part.TokenTo),
+	}
+	if err := n.l.send(h, buf); err != nil {
+		_ = n.l.conn.Close() // half a frame may be out: nothing can follow it
+		return buf, err
+	}
+	t2 := n.s.o.Now()
+	o.note(func(r *Report) {
+		if r.StartNS == 0 {
+			r.StartNS = t1
+		}
+		r.Bytes += int64(size)
+		r.Frames++
+		r.InstallNS += t1 - t0
+		r.WireNS += t2 - t1
+		r.LastByteNS = t2
+	})
+	return buf, nil
+}
+
+// split cuts a span into parts near frameGoal: by layers first, then by whole blocks, then by tokens.
+func split(s infer.Span, h Hello) []infer.Span {
+	var out []infer.Span
+	tokens := s.TokenTo - s.TokenFrom
+	if tokens <= 0 {
+		return nil
+	}
+	layers := max(1, frameGoal/(tokens*h.tokenBytes(1)))
+	step := max(1, frameGoal/h.tokenBytes(1))
+	if step > h.TokensPerBlock {
+		step = step / h.TokensPerBlock * h.TokensPerBlock
+	}
+	for l := s.LayerFrom; l < s.LayerTo; l += layers {
+		to := min(l+layers, s.LayerTo)
+		for t := s.TokenFrom; t < s.TokenTo; {
+			end := min((t+step)/step*step, s.TokenTo) // on multiples of step, so that blocks stay whole
+			out = append(out, infer.Span{LayerFrom: l, LayerTo: to, TokenFrom: t, TokenTo: end})
+			t = end
+		}
+	}
+	return out
+}

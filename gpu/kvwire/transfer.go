@@ -1,0 +1,260 @@
+package kvwire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"meridian.internal/shared/infer"
+)
+
+// Sink takes the KV of one prompt. *engine.Reservation is one.
+type Sink interface {
+	// Write installs the canonical bytes of a span, in any order; it blocks until they are copied.
+	Write(ctx context.Context, span infer.Span, src []byte) error
+}
+
+// Transfer is one request on one connection. Not for concurrent use, but for Close by a deferred call.
+type Transfer struct {
+	c      *Client
+	l      *peerLink
+	addr   string
+	id     int64
+	stop   context.CancelFunc // of the pings; nil before the first claim or request
+	pinged chan struct{}
+	report Report
+	clean  bool // acknowledged: the connection can serve another
+}
+
+// Peer describes the other side.
+func (t *Transfer) Peer() Hello { return t.l.peer }
+
+// Report is what happened so far.
+func (t *Transfer) Report() Report { return t.report }
+
+// Claim holds the lease of a prefill that is done, until the request comes or the transfer is closed.
+func (t *Transfer) Claim(ctx context.Context) error {
+	return t.ask(ctx, func() error { return t.l.send(Header{Type: TypeClaim, Request: t.id}, nil) })
+}
+
+// Request asks for the KV of tokens from on; limit is how long the sender may take, prefill included.
+func (t *Transfer) Request(ctx context.Context, from int, limit time.Duration) error {
+	t.report.Peer, t.report.TokensHeld, t.report.RequestedNS = t.l.peer.Node, from, t.c.o.Now()
+	return t.ask(ctx, func() error {
+		return t.l.sendJSON(TypeRequest, t.id, Want{TokenFrom: from, DeadlineMS: limit.Milliseconds()})
+	})
+}
+
+func (t *Transfer) ask(ctx context.Context, send func() error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if t.stop == nil {
+		// The pings outlive ctx: Close ends them. They say that the connection is wanted, not that this call runs.
+		sub, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		t.stop, t.pinged = cancel, make(chan struct{})
+		go func() {
+			defer close(t.pinged)
+			t.l.ping(sub, t.c.o.Timing.Ping)
+		}()
+	}
+	return send()
+}
+
+// Close ends the transfer. The connection is kept after an acknowledged one; otherwise the sender is told and it is closed.
+func (t *Transfer) Close() {
+	if t.stop != nil {
+		t.stop()
+		<-t.pinged
+	}
+	if t.clean {
+		t.c.keep(t.addr, t.l)
+		return
+	}
+	_ = t.l.send(Header{Type: TypeCancel, Request: t.id}, nil) // the end of the connection says the same, later
+	_ = t.l.conn.Close()
+}
+
+// block is a KV frame on its way from the socket to the sink.
+type block struct {
+	span infer.Span
+	data []byte
+}
+
+// inFlight is how many frames may wait between the socket and the sink: the one being installed and one read ahead.
+const inFlight = 2
+
+// Receive installs what comes into sink, acknowledges, and gives the trailer. prompt is the number of prompt tokens: no
+// frame beyond it is accepted.
+func (t *Transfer) Receive(ctx context.Context, prompt int, sink Sink) (Trailer, error) {
+	r := &receiver{t: t, prompt: prompt, sink: sink, blocks: make(chan block, inFlight), free: make(chan []byte, inFlight+1)}
+	for range inFlight + 1 {
+		r.free <- nil
+	}
+	sub, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(sub, func() { _ = t.l.conn.Close() }) // a read that waits ends now
+	var trailer Trailer
+	var both sync.WaitGroup
+	both.Go(func() {
+		defer close(r.blocks)
+		var err error
+		if trailer, err = r.read(sub); err != nil {
+			cancel(err)
+		}
+	})
+	both.Go(func() {
+		if err := r.install(sub); err != nil {
+			cancel(err)
+		}
+	})
+	both.Wait()
+	if !stop() {
+		return Trailer{}, fmt.Errorf("kv of request %d from %s: %w", t.id, t.l.peer.Node, context.Cause(sub))
+	}
+	if err := t.l.send(Header{Type: TypeAck, Request: t.id}, nil); err != nil {
+		return Trailer{}, err
+	}
+	t.clean = true
+	return trailer, nil
+}
+
+// receiver is the state of one Receive: read owns the wire half of the report, install the other.
+type receiver struct {
+	t      *Transfer
+	prompt int
+	sink   Sink
+	blocks chan block
+	free   chan []byte
+	low    int // tokens x layers received, to see that nothing is missing
+}
+
+// read takes frames until the trailer.
+func (r *receiver) read(ctx context.Context) (Trailer, error) {
+	t := r.t
+	for {
+		var buf []byte
+		select {
+		case buf = <-r.free:
+		case <-ctx.Done():
+			return Trailer{}, ctx.Err()
+		}
+		t0 := int64(0)
+		h, payload, err := readFrame(t.l.r, buf, func(h Header) error {
+			t0 = t.c.o.Now()
+			return r.accept(h)
+		})
+		if err != nil {
+			return Trailer{}, fmt.Errorf("read frame: %w", err)
+		}
+		switch h.Type {
+		case TypeKV:
+			r.note(t0, len(payload))
+			span := spanOf(h)
+			r.low += (span.TokenTo - span.TokenFrom) * (span.LayerTo - span.LayerFrom)
+			select {
+			case r.blocks <- block{span, payload}:
+			case <-ctx.Done():
+				return Trailer{}, ctx.Err()
+			}
+			continue
+		case TypeTrailer:
+			return r.end(payload)
+		case TypeError:
+			f, err := parseJSON[Fault](h.Type, payload)
+			return Trailer{}, errors.Join(fmt.Errorf("%w: %s", ErrRemote, f.Message), err)
+		}
+		r.free <- payload // a ping
+	}
+}
+
+func (r *receiver) end(payload []byte) (Trailer, error) {
+	t, err := parseJSON[Trailer](TypeTrailer, payload)
+	if err != nil {
+		return Trailer{}, err
+	}
+	if len(t.First) == 0 {
+		return Trailer{}, fmt.Errorf("%w: a trailer without first token", ErrFrame)
+	}
+	want := (r.prompt - r.t.report.TokensHeld) * r.t.c.o.Hello.Layers
+	if !t.FinishedHere && r.low != want {
+		return Trailer{}, fmt.Errorf("%w: %d of %d token-layers came", ErrFrame, r.low, want)
+	}
+	r.t.report.Tokens = r.low / max(1, r.t.c.o.Hello.Layers)
+	return t, nil
+}
+
+// note counts a KV frame; only read calls it.
+func (r *receiver) note(t0 int64, n int) {
+	p := &r.t.report
+	if p.StartNS == 0 {
+		p.StartNS = t0
+	}
+	p.LastByteNS = r.t.c.o.Now()
+	p.WireNS += p.LastByteNS - t0
+	p.Bytes += int64(n)
+	p.Frames++
+}
+
+func spanOf(h Header) infer.Span {
+	return infer.Span{LayerFrom: int(h.LayerFrom), LayerTo: int(h.LayerTo), TokenFrom: int(h.TokenFrom), TokenTo: int(h.TokenTo)}
+}
+
+// accept checks a header before a byte of its payload is read: who sent it, for what, and that its size is its range's.
+func (r *receiver) accept(h Header) error {
+	t := r.t
+	if h.Epoch != t.l.peerEpoch {
+		return fmt.Errorf("%w: epoch %016x, the connection began with %016x", ErrFrame, h.Epoch, t.l.peerEpoch)
+	}
+	switch h.Type {
+	case TypePing:
+		return nil
+	case TypeTrailer, TypeError:
+		if h.Request != t.id {
+			return fmt.Errorf("%w: type %d for request %d, asked was %d", ErrFrame, h.Type, h.Request, t.id)
+		}
+		return nil
+	case TypeKV:
+	default:
+		return fmt.Errorf("%w: type %d is not a sender's", ErrFrame, h.Type)
+	}
+	s, here := spanOf(h), t.c.o.Hello
+	if h.Request != t.id || s.LayerFrom >= s.LayerTo || s.LayerTo > here.Layers || s.TokenFrom >= s.TokenTo ||
+		s.TokenFrom < t.report.TokensHeld || s.TokenTo > r.prompt {
+		return fmt.Errorf("%w: kv %+v of request %d, asked was request %d, tokens %d to %d of %d layers", ErrFrame, s,
+			h.Request, t.id, t.report.TokensHeld, r.prompt, here.Layers)
+	}
+	if h.HeadFrom != 0 || int(h.HeadTo) != here.KVHeads {
+		return fmt.Errorf("%w: heads %d to %d, want all %d", ErrFrame, h.HeadFrom, h.HeadTo, here.KVHeads)
+	}
+	if want := spanBytes(t.l.peer, s); int(h.Length) != want {
+		return fmt.Errorf("%w: %d bytes for %+v, want %d", ErrFrame, h.Length, s, want)
+	}
+	return nil
+}
+
+// install writes blocks into the sink in the order in which they came.
+func (r *receiver) install(ctx context.Context) error {
+	t := r.t
+	var scratch []byte
+	for b := range r.blocks {
+		t0 := t.c.o.Now()
+		data, err := convert(scratch, b.data, b.span, t.l.peer, t.c.o.Hello)
+		if err != nil {
+			return err
+		}
+		if len(data) > 0 && &data[0] != &b.data[0] {
+			scratch = data
+		}
+		// Not cancelled in the middle: the copy in flight ends before the blocks are freed.
+		if err := r.sink.Write(context.WithoutCancel(ctx), b.span, data); err != nil {
+			return fmt.Errorf("install kv %+v: %w", b.span, err)
+		}
+		t.report.InstalledNS = t.c.o.Now()
+		t.report.InstallNS += t.report.InstalledNS - t0
+		r.free <- b.data
+	}
+	return nil
+}

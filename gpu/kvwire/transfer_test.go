@@ -1,0 +1,305 @@
+package kvwire
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"meridian.internal/shared/infer"
+)
+
+func TestOnlyWhatTheReceiverLacksTravels(t *testing.T) {
+	for _, from := range []int{0, 16, 37, 99} {
+		synctest.Test(t, func(t *testing.T) {
+			p := start(t, hello("f32", 16), hello("f16", 32))
+			defer p.stop()
+			x := newPrefill(p.server.o.Hello, 100).run(30)
+			o := p.offer(t, 1, x)
+			o.Ready(someTrailer)
+			sink := &cache{h: p.client.o.Hello, got: map[infer.Span][]byte{}}
+			tr, rep, err := p.fetch(t.Context(), 1, from, 100, sink)
+			if err != nil || tr.First[0].ID != 42 {
+				t.Fatalf("got %+v, %v", tr, err)
+			}
+			sink.check(t, from, 100)
+			<-o.Done()
+			if sent, err := o.Result(); err != nil || sent.Bytes != rep.Bytes || sent.Bytes != int64(spanBytes(p.server.o.Hello, infer.Span{LayerTo: 3, TokenFrom: from, TokenTo: 100})) || sent.Tokens != 100-from || rep.Tokens != 100-from || sent.TokensHeld != from {
+				t.Errorf("sender reports %+v, %v; receiver %+v", sent, err, rep)
+			}
+			if x.released.Load() != 1 {
+				t.Errorf("released %d times", x.released.Load())
+			}
+		})
+	}
+}
+
+func TestARequestMayComeBeforeItsPrefillAndSeesItRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := start(t, hello("f32", 16), hello("f32", 16))
+		defer p.stop()
+		sink := &cache{h: p.client.o.Hello, got: map[infer.Span][]byte{}}
+		done := make(chan error, 1)
+		go func() {
+			_, _, err := p.fetch(t.Context(), 5, 0, 64, sink)
+			done <- err
+		}()
+		time.Sleep(20 * time.Second) // bubble time: only pings pass
+		x := newPrefill(p.server.o.Hello, 64)
+		o := p.offer(t, 5, x)
+		for l := range 3 {
+			x.spans <- infer.Span{LayerFrom: l, LayerTo: l + 1, TokenTo: 32}
+		}
+		synctest.Wait()
+		sink.check(t, 0, 32) // the first chunk is there while the second has not begun
+		x.spans <- infer.Span{LayerTo: 3, TokenFrom: 32, TokenTo: 64}
+		close(x.spans)
+		time.Sleep(3 * time.Second)
+		o.Ready(someTrailer)
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		sink.check(t, 0, 64)
+	})
+}
+
+func TestAnOfferEndsWithAReason(t *testing.T) {
+	boom := errors.New("device lost")
+	for _, c := range []struct {
+		name   string
+		run    func(p *pair, o *Offer, x *prefill) error // what the receiver sees
+		server error
+		client string
+	}{
+		{"nobody asks in time", func(p *pair, o *Offer, _ *prefill) error {
+			o.Ready(someTrailer)
+			time.Sleep(6 * time.Second)
+			return nil
+		}, ErrUnclaimed, ""},
+		{"it is withdrawn before anybody asks", func(_ *pair, o *Offer, _ *prefill) error { o.Withdraw(); return nil }, ErrWithdrawn, ""},
+		{"prefill fails before anybody asks", func(_ *pair, o *Offer, _ *prefill) error { o.Fail(boom); return nil }, boom, ""},
+		{"prefill fails under a receiver", func(p *pair, o *Offer, x *prefill) error {
+			time.AfterFunc(time.Second, func() { x.failed <- boom })
+			_, _, err := p.fetch(context.Background(), 1, 0, 64, &cache{got: map[infer.Span][]byte{}})
+			return err
+		}, boom, "device lost"},
+		{"it is withdrawn under a receiver", func(p *pair, o *Offer, _ *prefill) error {
+			time.AfterFunc(time.Second, o.Withdraw)
+			_, _, err := p.fetch(context.Background(), 1, 0, 64, &cache{got: map[infer.Span][]byte{}})
+			return err
+		}, ErrWithdrawn, "withdrawn"},
+		{"the receiver gives up", func(p *pair, _ *Offer, _ *prefill) error {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			_, _, err := p.fetch(ctx, 1, 0, 64, &cache{got: map[infer.Span][]byte{}})
+			return err
+		}, ErrReceiverLost, "deadline"},
+		{"the receiver cannot install", func(p *pair, _ *Offer, x *prefill) error {
+			x.spans <- infer.Span{LayerTo: 3, TokenTo: 64}
+			_, _, err := p.fetch(context.Background(), 1, 0, 64, &cache{fail: errors.New("no room")})
+			return err
+		}, ErrReceiverLost, "no room"},
+		{"a claim is given up", func(p *pair, o *Offer, _ *prefill) error {
+			o.Ready(someTrailer)
+			tr, err := p.client.Open(context.Background(), "ctx0", 1)
+			if err != nil {
+				return err
+			}
+			if err := tr.Claim(context.Background()); err != nil {
+				return err
+			}
+			time.Sleep(time.Minute)
+			tr.Close()
+			return nil
+		}, ErrReceiverLost, ""},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := start(t, hello("f32", 16), hello("f32", 16))
+			defer p.stop()
+			x := newPrefill(p.server.o.Hello, 64)
+			o := p.offer(t, 1, x)
+			err := c.run(p, o, x)
+			if (c.client == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.client) {
+				t.Errorf("%s: the receiver sees %v, want %q", c.name, err, c.client)
+			}
+			<-o.Done()
+			if _, err := o.Result(); !errors.Is(err, c.server) {
+				t.Errorf("%s: the offer ended with %v, want %v", c.name, err, c.server)
+			}
+			if x.released.Load() != 1 {
+				t.Errorf("%s: released %d times", c.name, x.released.Load())
+			}
+		})
+	}
+}
+
+func TestAVanishedPeerIsNoticedByItsSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := start(t, hello("f32", 16), hello("f32", 16))
+		defer p.stop()
+		p.client.o.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			c, err := p.ln.dial(ctx, addr)
+			return &mute{Conn: c, at: time.Now().Add(2 * time.Second)}, err
+		}
+		x := newPrefill(p.server.o.Hello, 64)
+		o := p.offer(t, 1, x)
+		began := time.Now()
+		_, _, err := p.fetch(t.Context(), 1, 0, 64, &cache{got: map[infer.Span][]byte{}})
+		if took := time.Since(began); err == nil || took > 4*time.Second {
+			t.Errorf("the receiver saw %v after %s", err, took)
+		}
+		<-o.Done()
+		if took := time.Since(began); took > 4*time.Second {
+			t.Errorf("the sender noticed after %s", took)
+		}
+	})
+}
+
+// mute is a connection that loses everything after a time, without an end.
+type mute struct {
+	net.Conn
+	at time.Time
+}
+
+func (m *mute) Write(b []byte) (int, error) {
+	if time.Now().After(m.at) {
+		return len(b), nil
+	}
+	return m.Conn.Write(b)
+}
+
+func TestAnIncompatiblePairIsRefusedWithTheReason(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		edit func(*Hello)
+		want string
+	}{
+		{"another model", func(h *Hello) { h.ModelHash = "x" }, "model hash is"},
+		{"another number of layers", func(h *Hello) { h.Layers = 4 }, "layers is"},
+		{"another number of KV heads", func(h *Hello) { h.KVHeads = 1 }, "KV heads is"},
+		{"another head size", func(h *Hello) { h.HeadSize = 8 }, "head size is"},
+		{"another rotation", func(h *Hello) { h.RoPE = "yarn" }, "RoPE is"},
+		{"a KV type that cannot be converted", func(h *Hello) { h.KVType = "f8e4m3" }, "KV type"},
+		{"a block size of nothing", func(h *Hello) { h.TokensPerBlock = 0 }, "tokens per block"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			other := hello("f32", 16)
+			c.edit(&other)
+			p := start(t, hello("f32", 16), other)
+			defer p.stop()
+			_, err := p.client.Open(t.Context(), "ctx0", 1)
+			if !errors.Is(err, ErrIncompatible) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s: got %v, want a refusal that says %q", c.name, err, c.want)
+			}
+		})
+	}
+}
+
+func TestAClaimHoldsTheLeaseUntilTheRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := start(t, hello("f32", 16), hello("f32", 16))
+		defer p.stop()
+		o := p.offer(t, 1, newPrefill(p.server.o.Hello, 64).run(64))
+		o.Ready(someTrailer)
+		tr, err := p.client.Open(t.Context(), "ctx0", 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tr.Close()
+		if err := tr.Claim(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute) // far beyond the lease
+		if err := tr.Request(t.Context(), 16, time.Second); err != nil {
+			t.Fatal(err)
+		}
+		sink := &cache{h: p.client.o.Hello, got: map[infer.Span][]byte{}}
+		if _, err := tr.Receive(t.Context(), 64, sink); err != nil {
+			t.Fatal(err)
+		}
+		sink.check(t, 16, 64)
+	})
+}
+
+func TestConnectionsAreKeptAndServeOneTransferAfterAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := start(t, hello("f32", 16), hello("f32", 16))
+		defer p.stop()
+		dials := 0
+		p.client.o.Dial = func(ctx context.Context, addr string) (net.Conn, error) { dials++; return p.ln.dial(ctx, addr) }
+		for id := range int64(20) {
+			p.offer(t, id, newPrefill(p.server.o.Hello, 40).run(16)).Ready(someTrailer)
+			if _, _, err := p.fetch(t.Context(), id, 0, 40, &cache{got: map[infer.Span][]byte{}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if dials != 1 {
+			t.Errorf("%d connections for 20 transfers, want 1", dials)
+		}
+	})
+}
+
+func TestRandomBreaksHarmNoOtherTransfer(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	log := slog.New(slog.DiscardHandler)
+	now := func() int64 { return time.Now().UnixNano() }
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Skip("no loopback network: " + err.Error())
+	}
+	h := hello("f32", 16)
+	s := NewServer(ServerOptions{Hello: h, Epoch: 7, Now: now, Logger: log, Lease: time.Minute})
+	ctx, cancel := context.WithCancel(t.Context())
+	var serving, work sync.WaitGroup
+	serving.Go(func() { _ = s.Serve(ctx, ln) })
+	c := NewClient(ClientOptions{Hello: h, Epoch: 8, Now: now, Logger: log})
+	offers := make([]*Offer, 100)
+	for id := range offers {
+		x := newPrefill(h, 90).run(20)
+		o, err := s.Offer(int64(id), x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Ready(someTrailer)
+		offers[id] = o
+		broken := r.IntN(3) == 0
+		work.Go(func() {
+			tr, err := c.Open(ctx, ln.Addr().String(), int64(id))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer tr.Close()
+			sink := &cache{h: h, got: map[infer.Span][]byte{}}
+			err = tr.Request(ctx, 0, time.Minute)
+			if broken {
+				_ = tr.l.conn.Close()
+			} else if err == nil {
+				_, err = tr.Receive(ctx, 90, sink)
+			}
+			if !broken {
+				if err != nil {
+					t.Errorf("transfer %d: %v", id, err)
+				}
+				sink.check(t, 0, 90)
+			}
+		})
+	}
+	work.Wait()
+	for id, o := range offers {
+		select {
+		case <-o.Done():
+		case <-time.After(10 * time.Second):
+			t.Fatalf("offer %d has not ended", id)
+		}
+	}
+	c.Close()
+	cancel()
+	serving.Wait()
+}
