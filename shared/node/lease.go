@@ -1,0 +1,152 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"meridian.internal/shared/bus"
+)
+
+const (
+	// RenewEvery is how often a lease is renewed.
+	RenewEvery = 500 * time.Millisecond
+	// LeaseTTL is how long a lease holds without renewal, while the bus is up.
+	LeaseTTL = 1500 * time.Millisecond
+)
+
+const (
+	putTimeout = 2 * time.Second
+	closeWait  = time.Second // for removing the key when the owner's context is over
+)
+
+// ErrBadInfo is returned when a registration lacks what others need to reach or name the process.
+var ErrBadInfo = errors.New("node: bad registration")
+
+// Lease keeps one process's entry in the registry alive. Its goroutine is the only writer of the entry.
+type Lease struct {
+	conn    *bus.Conn
+	get     func() Info
+	log     *slog.Logger
+	key     string
+	changed chan struct{}
+	stop    context.CancelFunc
+	done    chan struct{}
+	once    sync.Once
+	seq     int64 // owned by the goroutine
+	puts    atomic.Int64
+}
+
+// Register starts to put what get returns every RenewEvery and after each call of Changed; Seq is set by the lease. get is
+// called on the lease's own goroutine and must not block. The bus need not be up. The lease outlives ctx, since a process
+// that drains is still a member: it ends with Close.
+func Register(ctx context.Context, conn *bus.Conn, get func() Info, log *slog.Logger) (*Lease, error) {
+	info := get()
+	if err := info.Check(); err != nil {
+		return nil, err
+	}
+	if log == nil {
+		log = slog.Default()
+	}
+	run, stop := context.WithCancel(context.WithoutCancel(ctx))
+	l := &Lease{
+		conn: conn, get: get, log: log, key: Key(info.Role, info.Name),
+		changed: make(chan struct{}, 1), stop: stop, done: make(chan struct{}),
+	}
+	go l.run(run)
+	return l, nil
+}
+
+// Changed has the entry put at once.
+func (l *Lease) Changed() {
+	select {
+	case l.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Puts counts the renewals that the bus has taken.
+func (l *Lease) Puts() int64 { return l.puts.Load() }
+
+// Close stops the renewal and removes the entry, so that others need not wait for its lease to end. Idempotent.
+func (l *Lease) Close() {
+	l.once.Do(func() {
+		l.stop()
+		<-l.done
+		if !l.conn.Connected() {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), closeWait)
+		defer cancel()
+		kv, err := l.conn.KV(ctx, bus.BucketNodes)
+		if err == nil {
+			err = kv.Delete(ctx, l.key)
+		}
+		if err != nil {
+			l.log.Warn("could not remove the registration; it ends with its lease", "key", l.key, "error", err)
+		}
+	})
+}
+
+func (l *Lease) run(ctx context.Context) {
+	defer close(l.done)
+	tick := time.NewTicker(RenewEvery)
+	defer tick.Stop()
+	var kv jetstream.KeyValue
+	healthy := true
+	for {
+		err := l.put(ctx, &kv)
+		if ctx.Err() != nil {
+			return
+		}
+		if (err == nil) != healthy { // log the change, not each failure
+			healthy = err == nil
+			if healthy {
+				l.log.Info("registered again", "key", l.key)
+			} else {
+				l.log.Warn("registration is not renewed", "key", l.key, "error", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-l.changed:
+		}
+	}
+}
+
+func (l *Lease) put(ctx context.Context, kv *jetstream.KeyValue) error {
+	if !l.conn.Connected() {
+		return errors.New("NATS is away")
+	}
+	ctx, cancel := context.WithTimeout(ctx, putTimeout)
+	defer cancel()
+	if *kv == nil {
+		bucket, err := l.conn.KV(ctx, bus.BucketNodes)
+		if err != nil {
+			return err
+		}
+		*kv = bucket
+	}
+	info := l.get()
+	l.seq++
+	info.Seq = l.seq
+	b, err := json.Marshal(info)
+	if err != nil {
+		return fmt.Errorf("encode registration: %w", err)
+	}
+	if _, err := (*kv).Put(ctx, l.key, b); err != nil {
+		*kv = nil // the bucket may have been made anew
+		return fmt.Errorf("put %s: %w", l.key, err)
+	}
+	l.puts.Add(1)
+	return nil
+}

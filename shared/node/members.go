@@ -1,0 +1,131 @@
+package node
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// EventKind says what happened to a process.
+type EventKind string
+
+// The kinds.
+const (
+	Joined  EventKind = "joined"  // seen for the first time, again after it was lost, or a new process under the name
+	Changed EventKind = "changed" // state, address or model changed
+	Renewed EventKind = "renewed" // nothing but load and seq changed
+	Lost    EventKind = "lost"    // its lease ended without a word
+	Left    EventKind = "left"    // it removed its entry
+)
+
+// Event is one change of the membership.
+type Event struct {
+	Kind EventKind
+	Info Info
+}
+
+// Entry is one process as the registry knows it.
+type Entry struct {
+	Info  Info
+	Seen  time.Time // when its last renewal arrived here; carries the monotonic reading
+	Alive bool      // its lease holds
+}
+
+const (
+	// silence: a bus that says nothing for longer is taken for broken, and time stands still for every lease. Whoever
+	// watches is registered too, so a bus that works is never silent for more than RenewEvery.
+	silence = 750 * time.Millisecond
+	// comeback is what processes get to reach the bus again after it was silent.
+	comeback   = 5 * time.Second
+	forgetDead = time.Minute
+)
+
+// members is the state of a registry: updates in, events out. It has no clock and no goroutine.
+type members struct {
+	entries map[string]*Entry
+	heard   time.Time // last update of any key
+}
+
+func newMembers(now time.Time) *members {
+	return &members{entries: map[string]*Entry{}, heard: now}
+}
+
+// hear notes that the bus spoke, and forgives the time in which it did not.
+func (m *members) hear(now time.Time) {
+	if gap := now.Sub(m.heard); gap > silence {
+		for _, e := range m.entries {
+			if e.Alive {
+				e.Seen = now.Add(comeback)
+			}
+		}
+	}
+	m.heard = now
+}
+
+// put takes an update of a key.
+func (m *members) put(key string, info Info, now time.Time) Event {
+	m.hear(now)
+	e, known := m.entries[key]
+	if !known {
+		e = &Entry{}
+		m.entries[key] = e
+	}
+	kind := Renewed
+	switch {
+	case !known || !e.Alive || e.Info.Instance() != info.Instance():
+		kind = Joined
+	case differs(e.Info, info):
+		kind = Changed
+	}
+	*e = Entry{Info: info, Seen: now, Alive: true}
+	return Event{kind, info}
+}
+
+func differs(a, b Info) bool {
+	sameModel := (a.Model == nil) == (b.Model == nil) && (a.Model == nil || *a.Model == *b.Model)
+	return !sameModel || a.State != b.State || a.URL != b.URL || a.KVAddr != b.KVAddr || a.ClockAddr != b.ClockAddr || a.ClockID != b.ClockID
+}
+
+// remove takes the deletion of a key.
+func (m *members) remove(key string, now time.Time) (Event, bool) {
+	m.hear(now)
+	e, known := m.entries[key]
+	if !known {
+		return Event{}, false
+	}
+	delete(m.entries, key)
+	return Event{Left, e.Info}, true
+}
+
+// expire finds the leases that have ended.
+func (m *members) expire(now time.Time) (lost []Event) {
+	if now.Sub(m.heard) > silence {
+		now = m.heard.Add(silence)
+	}
+	for key, e := range m.entries {
+		age := now.Sub(e.Seen)
+		if e.Alive && age > LeaseTTL {
+			e.Alive = false
+			lost = append(lost, Event{Lost, e.Info})
+		}
+		if !e.Alive && age > forgetDead {
+			delete(m.entries, key)
+		}
+	}
+	return lost
+}
+
+// list is a snapshot in the order of role and name.
+func (m *members) list() []Entry {
+	out := make([]Entry, 0, len(m.entries))
+	for _, e := range m.entries {
+		out = append(out, *e)
+	}
+	slices.SortFunc(out, func(a, b Entry) int {
+		if c := strings.Compare(string(a.Info.Role), string(b.Info.Role)); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Info.Name, b.Info.Name)
+	})
+	return out
+}

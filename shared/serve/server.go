@@ -1,0 +1,118 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/labstack/echo/v4"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// DefaultGrace is how long Serve lets running requests go on after its context ended.
+const DefaultGrace = 10 * time.Second
+
+const (
+	readHeaderTimeout = 10 * time.Second
+	idleTimeout       = 2 * time.Minute
+	maxHeaderBytes    = 64 << 10
+	hardStop          = time.Second // after the grace: for handlers to see that their context ended
+)
+
+// ErrDraining is what the readiness route says once Serve's context has ended.
+var ErrDraining = errors.New("serve: draining")
+
+// Options of a server.
+type Options struct {
+	Listen   string               // host:port; port 0 takes a free one
+	Logger   *slog.Logger         // nil: slog.Default()
+	Registry *prometheus.Registry // served at /metrics; nil: no such route
+	Healthy  func() error         // nil: alive while it serves; an error is answered with 503 at /healthz
+	Ready    func() error         // nil: ready while it serves; an error is answered with 503 at /readyz
+	Grace    time.Duration        // 0: DefaultGrace
+}
+
+// Server is an echo server that lives under a context.
+type Server struct {
+	o        Options
+	echo     *echo.Echo
+	listener net.Listener
+	draining atomic.Bool
+}
+
+// New opens the listener and registers the admin routes. Connections wait in the kernel until Serve is called.
+func New(o Options) (*Server, error) {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	if o.Grace <= 0 {
+		o.Grace = DefaultGrace
+	}
+	l, err := net.Listen("tcp", o.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("--listen %q: %w", o.Listen, err)
+	}
+	e := echo.New()
+	e.HideBanner, e.HidePort = true, true
+	s := &Server{o: o, echo: e, listener: l}
+	e.HTTPErrorHandler = s.handleError
+	s.adminRoutes()
+	return s, nil
+}
+
+// Echo is where routes are added, before Serve.
+func (s *Server) Echo() *echo.Echo { return s.echo }
+
+// Addr is the address that the server listens at, with its real port.
+func (s *Server) Addr() string { return s.listener.Addr().String() }
+
+// Draining says whether Serve's context has ended.
+func (s *Server) Draining() bool { return s.draining.Load() }
+
+// Serve serves until ctx ends. Then it accepts no more, waits for the running requests up to the grace time, ends the
+// contexts of those that are left, and returns nil. An error of the listener is returned at once.
+func (s *Server) Serve(ctx context.Context) error {
+	// Requests outlive ctx by the grace time, so they hang on a context of their own.
+	base, cut := context.WithCancel(context.WithoutCancel(ctx))
+	defer cut()
+	srv := &http.Server{
+		Handler: s.echo, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
+		BaseContext: func(net.Listener) context.Context { return base },
+		ErrorLog:    slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelDebug),
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- srv.Serve(s.listener) }()
+	select {
+	case err := <-failed:
+		return fmt.Errorf("serve at %s: %w", s.Addr(), err)
+	case <-ctx.Done():
+	}
+	s.draining.Store(true)
+	s.drain(base, srv, cut)
+	<-failed
+	return nil
+}
+
+func (s *Server) drain(base context.Context, srv *http.Server, cut context.CancelFunc) {
+	soft, cancel := context.WithTimeout(base, s.o.Grace)
+	err := srv.Shutdown(soft)
+	cancel()
+	if err == nil {
+		return
+	}
+	s.o.Logger.Warn("grace time is over; ending requests that still run", "grace", s.o.Grace)
+	cut()
+	hard, cancel := context.WithTimeout(context.WithoutCancel(base), hardStop)
+	defer cancel()
+	if srv.Shutdown(hard) != nil {
+		_ = srv.Close() // what is left has neither finished nor looked at its context
+	}
+}
+
+// Close closes the listener of a server that is never served.
+func (s *Server) Close() error { return s.listener.Close() }
