@@ -33,3 +33,10 @@ func (e Exchange) Midpoint() int64 {
 func (e Exchange) Possible() bool {
 	return e.T4 >= e.T1 && e.T3 >= e.T2 && e.Lower() <= e.Upper() && e.ErrNS >= 0
 }
+
+// Pair is a steady clock next to CLOCK_MONOTONIC_RAW, which NTP does not slew.
+type Pair struct {
+	AtNS   int64 `json:"at_ns"`   // steady
+	DiffNS int64 `json:"diff_ns"` // raw - steady
+	ErrNS  int64 `json:"err_ns"`  // half bracket
+}

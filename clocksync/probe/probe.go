@@ -32,13 +32,6 @@ var (
 	ErrForeign  = errors.New("probe: no clock reply of ours") // is returned when an answer is malformed
 )
 
-// Pair is the steady clock next to CLOCK_MONOTONIC_RAW.
-type Pair struct {
-	AtNS   int64 // steady
-	DiffNS int64 // raw - steady
-	ErrNS  int64 // half bracket
-}
-
 // Burst is what one burst proved.
 type Burst struct {
 	Exchanges []ntp.Exchange // of which a good part is exact; order does not matter
@@ -46,8 +39,8 @@ type Burst struct {
 	Transport Transport
 	RTTNS     int64 // least round trip
 	Lost      int
-	Local     *Pair // of our clock; nil: not known
-	Remote    *Pair // of the peer's
+	Local     *ntp.Pair // of our clock; nil: not known
+	Remote    *ntp.Pair // of the peer's
 }
 
 // Options of a prober.
@@ -139,10 +132,10 @@ func (b Burst) finish(from string) (Burst, error) {
 	return b, nil
 }
 
-func localPair(s *clock.Steady) *Pair {
+func localPair(s *clock.Steady) *ntp.Pair {
 	m, raw, h := s.Raw()
 	if h > 1<<40 {
 		return nil
 	}
-	return &Pair{AtNS: m, DiffNS: raw - m, ErrNS: h}
+	return &ntp.Pair{AtNS: m, DiffNS: raw - m, ErrNS: h}
 }

@@ -103,7 +103,7 @@ func (u *udpProber) take(b *Burst, f *flight) {
 	u.prev = f
 	r := f.reply
 	if r.HasPair {
-		b.Remote = &Pair{AtNS: r.T3, DiffNS: r.RawDiffNS, ErrNS: int64(r.PairErrNS)}
+		b.Remote = &ntp.Pair{AtNS: r.T3, DiffNS: r.RawDiffNS, ErrNS: int64(r.PairErrNS)}
 	}
 	b.Exchanges = append(b.Exchanges, f.exchange(r.T3, 0))
 	if r.HasPrevTX && prev != nil && !prev.exactReturned && prev.epoch == f.epoch && prev.instance == f.instance {

@@ -58,7 +58,7 @@ func (w *webProber) burst(ctx context.Context, n int) (Burst, error) {
 		}
 		b.Peer = r.ClockID
 		if r.MonoNS != nil && r.RawNS != nil && r.PairErrNS != nil {
-			b.Remote = &Pair{AtNS: *r.MonoNS, DiffNS: *r.RawNS - *r.MonoNS, ErrNS: *r.PairErrNS}
+			b.Remote = &ntp.Pair{AtNS: *r.MonoNS, DiffNS: *r.RawNS - *r.MonoNS, ErrNS: *r.PairErrNS}
 		}
 		b.Exchanges = append(b.Exchanges, x)
 		if x.T3-x.T2 > int64(50*time.Millisecond) {

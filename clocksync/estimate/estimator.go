@@ -1,0 +1,306 @@
+package estimate
+
+import (
+	"math"
+	"time"
+
+	"meridian.internal/clocksync/ntp"
+	"meridian.internal/shared/clock"
+)
+
+// Config holds the declared limits and the thresholds of the states. The zero value means the defaults.
+type Config struct {
+	RhoPPM       float64       // limit on |skew|; too small a number makes bounds that miss. Default 200
+	EtaPPMPerS   float64       // limit on |d skew/dt|; likewise. Default 0.1, safe for hot machines 0.5
+	MaxErr       time.Duration // synced only with a bound of at most this. Default 10 ms
+	VoidErr      time.Duration // a wider bound is void. Default 100 ms
+	VoidAfter    time.Duration // void when no burst came for so long. Default 10 min
+	History      time.Duration // how far back stamps can be converted with hindsight. Default 15 min
+	MinExchanges int           // joining until so many. Default 8
+}
+
+func (c Config) withDefaults() Config {
+	def := func(v *float64, d float64) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	dur := func(v *time.Duration, d time.Duration) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	def(&c.RhoPPM, 200)
+	def(&c.EtaPPMPerS, 0.1)
+	dur(&c.MaxErr, 10*time.Millisecond)
+	dur(&c.VoidErr, 100*time.Millisecond)
+	dur(&c.VoidAfter, 10*time.Minute)
+	dur(&c.History, 15*time.Minute)
+	if c.MinExchanges <= 0 {
+		c.MinExchanges = 8
+	}
+	return c
+}
+
+const (
+	suspectFor      = 60 * time.Second // how long a failed prediction weighs, and the cone alone is trusted
+	quarantineFails = 3                // so many within suspectFor
+	cleanBursts     = 16               // so many good bursts end a quarantine
+	maxEtaPPMPerS   = 20
+	maxClosed       = 16   // segments kept for late stamps
+	instanceSlackNS = 2000 // two anchors of one kernel clock differ by far less
+	rebaseAfter     = 1e13 // ns
+	minInterval     = 250 * time.Millisecond
+	maxInterval     = 10 * time.Second
+)
+
+// Verdict says what a burst did.
+type Verdict struct {
+	Impossible int  // exchanges that causality forbids; they were not used
+	Step       bool // the offset moved faster than any clock can: a step
+	Violation  bool // the limit on the change of skew did not hold; it was doubled
+	Infeasible bool // the history contradicted itself; only its newest part was kept
+}
+
+// Bad says that something failed.
+func (v Verdict) Bad() bool { return v.Impossible > 0 || v.Step || v.Violation || v.Infeasible }
+
+// Stats count over the life of an estimator.
+type Stats struct {
+	Bursts, Exchanges, Impossible, Steps, Violations, Infeasible int64
+	EtaPPMPerS                                                   float64
+	Constraints                                                  int // bounds on the hulls
+}
+
+// Estimator estimates one clock (local) against another (reference) within one epoch of each.
+type Estimator struct {
+	cfg     Config
+	lim     limits
+	ref     clock.ID
+	local   clock.ID
+	cur     *segment
+	closed  []*segment // older, oldest first
+	stats   Stats
+	fails   []int64 // local ns of failed predictions, newest last
+	clean   int     // good bursts since the last failure
+	jailed  bool
+	newest  int64 // local ns of the newest burst
+	rtt     int64
+	seq     int64
+	slew    slews
+}
+
+// New returns an estimator that knows nothing yet.
+func New(reference, local clock.ID, c Config) *Estimator {
+	c = c.withDefaults()
+	return &Estimator{cfg: c, lim: limits{c.RhoPPM * 1e-6, c.EtaPPMPerS * 1e-6 / 1e9}, ref: reference, local: local}
+}
+
+// Local returns the id of the clock that is estimated.
+func (e *Estimator) Local() clock.ID { return e.local }
+
+// Reference returns the id of the clock that it is estimated against.
+func (e *Estimator) Reference() clock.ID { return e.ref }
+
+// Stats returns the counters.
+func (e *Estimator) Stats() Stats {
+	s := e.stats
+	s.EtaPPMPerS = e.lim.eta * 1e15
+	if e.cur != nil {
+		s.Constraints = len(e.cur.lo.hull) + len(e.cur.up.hull)
+	}
+	return s
+}
+
+// Restarted tells that the peer's process is another, in the same epoch: the clock is the same, its anchor is not.
+func (e *Estimator) Restarted(local clock.ID) {
+	if local == e.local {
+		return
+	}
+	e.local = local
+	for _, s := range append(e.closed, e.cur) {
+		if s != nil {
+			s.widen(instanceSlackNS)
+		}
+	}
+}
+
+// bestOf is the split minimum of a burst: the best lower and the best upper bound, each with its own time.
+type bestOf struct {
+	lo, up   int64
+	loX, upX int64
+	ok       bool
+}
+
+func (b *bestOf) take(x ntp.Exchange) {
+	if l := x.Lower(); !b.ok || l > b.lo {
+		b.lo, b.loX = l, x.T2
+	}
+	if u := x.Upper(); !b.ok || u < b.up {
+		b.up, b.upX = u, x.T3
+	}
+	b.ok = true
+}
+
+// Burst is what one burst proved, with the pairs of both sides when they are known.
+type Burst struct {
+	Exchanges  []ntp.Exchange
+	Ref, Local *ntp.Pair
+}
+
+// Add takes a burst: it is first held against what was predicted, then it becomes part of the proof.
+func (e *Estimator) Add(b Burst) Verdict {
+	var v Verdict
+	var best bestOf
+	now := int64(math.MinInt64)
+	for _, x := range b.Exchanges {
+		if !x.Possible() {
+			v.Impossible++
+			now = max(now, x.T3)
+			continue
+		}
+		best.take(x)
+		e.stats.Exchanges++
+		e.rtt = x.Delay()
+	}
+	for _, x := range b.Exchanges {
+		if x.Possible() {
+			e.rtt = min(e.rtt, x.Delay())
+		}
+	}
+	e.stats.Bursts++
+	e.stats.Impossible += int64(v.Impossible)
+	if best.ok && best.lo > best.up { // two exchanges of one burst that exclude each other
+		v.Impossible, best.ok = len(b.Exchanges), false
+		now = max(best.loX, best.upX)
+	}
+	if best.ok {
+		now = max(best.loX, best.upX)
+		e.slew.add(b.Ref, b.Local)
+		e.absorb(best, now, &v)
+		e.newest = max(e.newest, now)
+	}
+	e.judge(v, now)
+	return v
+}
+
+// absorb puts the bounds of a burst into the current segment, or starts another.
+func (e *Estimator) absorb(b bestOf, now int64, v *Verdict) {
+	mid := ntp.Exchange{T1: b.lo + b.loX, T2: b.loX, T3: b.upX, T4: b.up + b.upX}
+	if e.cur == nil {
+		e.cur = newSegment(mid, e.lim)
+	} else if e.foretold(b, v); v.Step || v.Violation {
+		e.close()
+		if v.Violation {
+			e.lim.eta = min(e.lim.eta*2, maxEtaPPMPerS*1e-15)
+		}
+		e.cur = newSegment(mid, e.lim)
+		e.cur.coneUntil = e.cur.x(now) + float64(suspectFor)
+	}
+	s := e.cur
+	lx, ux := s.x(b.loX), s.x(b.upX)
+	lv, uv := s.v(b.lo), s.v(b.up)
+	s.lower(point{lx, lv})
+	s.upper(point{ux, uv})
+	s.points.add(middle{(lx + ux) / 2, (lv + uv) / 2, (uv - lv) / 2})
+	e.keepPossible(v)
+	s.forget(s.last - float64(e.cfg.History))
+	if s.last > rebaseAfter {
+		s.rebase()
+	}
+}
+
+// keepPossible drops the oldest samples until the rest no longer contradicts the limits.
+func (e *Estimator) keepPossible(v *Verdict) {
+	if e.cur.refresh() {
+		return
+	}
+	v.Infeasible = true
+	e.stats.Infeasible++
+	rest := e.cur.suffix()
+	if e.cur = e.cur.between(math.Inf(-1), rest.lo.all[0].x); !e.cur.empty() {
+		e.close()
+	}
+	e.cur = rest
+}
+
+// foretold holds the new bounds against the prediction made from all earlier ones.
+func (e *Estimator) foretold(b bestOf, v *Verdict) {
+	s := e.cur
+	x := s.x(max(b.loX, b.upX))
+	lo, up, ok := s.bounds(x)
+	if !ok || (s.v(b.lo) <= up && s.v(b.up) >= lo) {
+		return
+	}
+	clo, cup := s.cone(x)
+	if s.v(b.lo) > cup || s.v(b.up) < clo {
+		v.Step = true
+		e.stats.Steps++
+		return
+	}
+	v.Violation = true
+	e.stats.Violations++
+}
+
+func (e *Estimator) close() {
+	e.closed = append(e.closed, e.cur)
+	if len(e.closed) > maxClosed {
+		e.closed = e.closed[1:]
+	}
+}
+
+// judge keeps the record of failures that the states follow from.
+func (e *Estimator) judge(v Verdict, now int64) {
+	if !v.Bad() {
+		e.clean++
+		if e.clean >= cleanBursts {
+			e.jailed = false
+		}
+		return
+	}
+	e.clean = 0
+	e.fails = append(e.fails, now)
+	if n := len(e.fails); n > quarantineFails {
+		e.fails = e.fails[n-quarantineFails:]
+	}
+	if len(e.fails) == quarantineFails && now-e.fails[0] <= int64(suspectFor) {
+		e.jailed = true
+	}
+}
+
+// Hint takes a single exchange that came for free (a routed request, a KV transfer). It tightens bounds and never
+// moves the point; one that contradicts is ignored and reported false.
+func (e *Estimator) Hint(x ntp.Exchange) bool {
+	if e.cur == nil || !x.Possible() {
+		return false
+	}
+	s := e.cur
+	lo, up, ok := s.bounds(s.x(x.T2))
+	if !ok || s.v(x.Lower()) > up || s.v(x.Upper()) < lo {
+		return false
+	}
+	// Only what improves is kept: most hints are wider than the probes.
+	if s.v(x.Lower()) > lo {
+		s.lower(point{s.x(x.T2), s.v(x.Lower())})
+	}
+	if s.v(x.Upper()) < up {
+		s.upper(point{s.x(x.T3), s.v(x.Upper())})
+	}
+	var v Verdict
+	e.keepPossible(&v)
+	return !v.Infeasible
+}
+
+// Interval is when to probe next so that the bound grows by little: the closed form for E(h) <= (1+a)·w.
+func (e *Estimator) Interval() time.Duration {
+	if e.cur == nil || e.stats.Exchanges < int64(e.cfg.MinExchanges) || e.jailed || e.clean < cleanBursts {
+		return minInterval
+	}
+	w := math.Inf(1)
+	for _, m := range e.cur.points.last(windows[0]) {
+		w = min(w, m.half)
+	}
+	a := min(max(5000/w, 0.1), 1)
+	t := time.Duration(math.Sqrt(w/e.lim.eta) * (math.Sqrt(4+2*a) - 2))
+	return min(max(t, minInterval), maxInterval)
+}
