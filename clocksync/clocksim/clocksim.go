@@ -155,4 +155,3 @@ var (
 	WANFwd    = Delay{2 * time.Millisecond, time.Millisecond, 20 * time.Millisecond, 0.02}
 	WANRev    = Delay{3 * time.Millisecond, time.Millisecond, 20 * time.Millisecond, 0.02}
 )
-

@@ -141,4 +141,3 @@ func (x *run) finish(end float64) {
 	x.res.Stats = x.est.Stats()
 	x.res.StateAtEnd = x.est.Estimate(x.local(end)).State
 }
-

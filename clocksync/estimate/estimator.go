@@ -74,20 +74,20 @@ type Stats struct {
 
 // Estimator estimates one clock (local) against another (reference) within one epoch of each.
 type Estimator struct {
-	cfg     Config
-	lim     limits
-	ref     clock.ID
-	local   clock.ID
-	cur     *segment
-	closed  []*segment // older, oldest first
-	stats   Stats
-	fails   []int64 // local ns of failed predictions, newest last
-	clean   int     // good bursts since the last failure
-	jailed  bool
-	newest  int64 // local ns of the newest burst
-	rtt     int64
-	seq     int64
-	slew    slews
+	cfg    Config
+	lim    limits
+	ref    clock.ID
+	local  clock.ID
+	cur    *segment
+	closed []*segment // older, oldest first
+	stats  Stats
+	fails  []int64 // local ns of failed predictions, newest last
+	clean  int     // good bursts since the last failure
+	jailed bool
+	newest int64 // local ns of the newest burst
+	rtt    int64
+	seq    int64
+	slew   slews
 }
 
 // New returns an estimator that knows nothing yet.

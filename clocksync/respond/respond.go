@@ -1,6 +1,6 @@
 // Package respond owns the UDP clock responder that every process runs: it answers 64-byte requests with the stamps of
-// its steady clock, and in the next reply to the same client says when the kernel really sent the previous one. It
-// probes nobody and keeps no estimate.
+// its steady clock, and in the next reply to the same client says when the kernel really sent the previous one. On
+// unix sockets it also bears witness that its process runs on this kernel. It probes nobody and keeps no estimate.
 //
 // Serve's goroutine owns all state but the counters.
 package respond
@@ -12,9 +12,11 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	"meridian.internal/clocksync/kernel"
 	"meridian.internal/clocksync/ntp"
 	"meridian.internal/clocksync/stamp"
 	"meridian.internal/shared/clock"
@@ -30,6 +32,7 @@ const (
 // Options of a responder.
 type Options struct {
 	Key        []byte       // HMAC key; empty: packets are not signed
+	KernelDir  string       // folder in which co-located processes prove that they share a kernel; empty: by network namespace only
 	NoKernelTS bool         // use the program's stamps even if the kernel has better ones
 	Logger     *slog.Logger // nil: silent
 }
@@ -50,6 +53,7 @@ type Responder struct {
 	order   []netip.AddrPort // clients in the order of arrival, oldest first
 	pending map[uint32]sent  // sends whose kernel stamp is not known yet
 	pair    pair
+	witness *kernel.Witness
 
 	replies, foreign, errs atomic.Int64
 }
@@ -88,6 +92,7 @@ func Listen(addr string, s *clock.Steady, o Options) (*Responder, error) {
 		clients: map[netip.AddrPort]*client{}, pending: map[uint32]sent{},
 	}
 	r.readPair()
+	r.witness = kernel.Listen(o.KernelDir, s, o.Logger)
 	return r, nil
 }
 
@@ -112,6 +117,11 @@ func (r *Responder) Serve(ctx context.Context) error {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
+	wctx, end := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = r.witness.Serve(wctx) })
+	defer wg.Wait()
+	defer end()
 	var b [ntp.Size + 1]byte // one more, so that a longer packet is seen as longer
 	for ctx.Err() == nil {
 		n, from, rx, err := r.sock.Receive(b[:])
