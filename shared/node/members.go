@@ -62,10 +62,14 @@ func (m *members) hear(now time.Time) {
 	m.heard = now
 }
 
-// put takes an update of a key.
-func (m *members) put(key string, info Info, now time.Time) Event {
-	m.hear(now)
+// put takes an update of a key. It is no renewal when it repeats what is known: a watch that starts again tells the old
+// values first, those of dead processes too.
+func (m *members) put(key string, info Info, now time.Time) (Event, bool) {
 	e, known := m.entries[key]
+	if known && e.Info.Instance() == info.Instance() && info.Seq <= e.Info.Seq {
+		return Event{}, false
+	}
+	m.hear(now)
 	if !known {
 		e = &Entry{}
 		m.entries[key] = e
@@ -78,7 +82,7 @@ func (m *members) put(key string, info Info, now time.Time) Event {
 		kind = Changed
 	}
 	*e = Entry{Info: info, Seen: now, Alive: true}
-	return Event{kind, info}
+	return Event{kind, info}, true
 }
 
 func differs(a, b Info) bool {

@@ -132,9 +132,11 @@ func (r *Registry) update(u jetstream.KeyValueEntry) {
 		return
 	}
 	r.mu.Lock()
-	ev := r.m.put(u.Key(), info, time.Now())
+	ev, fresh := r.m.put(u.Key(), info, time.Now())
 	r.mu.Unlock()
-	r.onEvent(ev)
+	if fresh {
+		r.onEvent(ev)
+	}
 }
 
 func (r *Registry) expire() {
