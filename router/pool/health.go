@@ -1,0 +1,199 @@
+package pool
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"meridian.internal/shared/node"
+)
+
+const (
+	sweepEvery   = 100 * time.Millisecond
+	checkEvery   = 400 * time.Millisecond
+	checkTimeout = 600 * time.Millisecond
+	// maxFailures checks in a row make a node gone: with the times above a host that vanished is noticed within 2 s.
+	maxFailures   = 2
+	maxCheckBytes = 64 << 10
+)
+
+func (p *Pool) addStatic(s Static) error {
+	u, err := url.Parse(s.URL)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+		return fmt.Errorf("static %s node %q: want a URL like http://host:port", s.Role, s.URL)
+	}
+	if !serves(s.Role) {
+		return fmt.Errorf("static node %q: role %q serves no requests", s.URL, s.Role)
+	}
+	base := strings.TrimRight(s.URL, "/")
+	p.members[key(s.Role, u.Host)] = &member{
+		info:   node.Info{Name: u.Host, Role: s.Role, URL: base, State: node.Starting},
+		static: true, foreign: true, leases: map[*Lease]struct{}{},
+	}
+	p.rebuild()
+	return nil
+}
+
+// Run keeps the membership true until ctx ends: it drops registrations that are not renewed, and checks static nodes
+// always, registered ones while the bus is down.
+func (p *Pool) Run(ctx context.Context) error {
+	var checks sync.WaitGroup
+	defer checks.Wait()
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		p.sweep()
+		for _, m := range p.due() {
+			checks.Go(func() { p.check(ctx, m) })
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// sweep ends registrations that were not renewed in time, while the bus is up.
+func (p *Pool) sweep() {
+	now := p.o.Now()
+	up := p.o.BusUp != nil && p.o.BusUp()
+	p.mu.Lock()
+	if up && !p.busUp {
+		p.upNS = now // after an outage everybody gets the time to renew
+	}
+	p.busUp = up
+	var stale []*member
+	for _, m := range p.members {
+		if up && !m.static && now-max(m.seenNS, p.upNS) > int64(LeaseTTL) {
+			stale = append(stale, m)
+		}
+	}
+	p.mu.Unlock()
+	for _, m := range stale {
+		p.Drop(m.info.Role, m.info.Name, "its registration was not renewed")
+	}
+}
+
+// due marks and returns the members whose health is to be checked now.
+func (p *Pool) due() []*member {
+	now := p.o.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []*member
+	for _, m := range p.members {
+		if m.checking || (!m.static && p.busUp) {
+			continue
+		}
+		// A failed check is repeated at once.
+		if m.checkedNS == 0 || m.failures == 1 || now-m.checkedNS >= int64(checkEvery) {
+			m.checking = true
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// check asks one node for its health and takes the answer in. A static node tells who it is when it comes up.
+func (p *Pool) check(ctx context.Context, m *member) {
+	p.mu.Lock()
+	info, known := m.info, m.info.State == node.Ready && m.healthy
+	p.mu.Unlock()
+	_, err := p.get(ctx, info.URL+"/health")
+	if err == nil && m.static && !known {
+		var foreign bool
+		if info, foreign, err = p.identify(ctx, info); err == nil {
+			p.mu.Lock()
+			m.info, m.foreign = info, foreign
+			p.mu.Unlock()
+		}
+	}
+	p.checked(m, err)
+}
+
+func (p *Pool) checked(m *member, err error) {
+	now := p.o.Now()
+	var gone []*Lease
+	p.mu.Lock()
+	m.checking = false
+	m.checkedNS = now
+	switch {
+	case err == nil:
+		if !m.healthy {
+			p.o.Logger.Info("node is healthy", "role", m.info.Role, "node", m.info.Name)
+		}
+		m.healthy, m.failures, m.suspectNS = true, 0, 0
+	default:
+		m.failures++
+		if m.failures >= maxFailures && m.healthy {
+			m.healthy = false
+			gone = m.take()
+			p.o.Logger.Warn("node is not healthy", "role", m.info.Role, "node", m.info.Name, "error", err)
+		}
+	}
+	name, role := m.info.Name, m.info.Role
+	p.mu.Unlock()
+	tell(gone, fmt.Errorf("%w: %s %s failed its health checks: %w", ErrGone, role, name, err))
+}
+
+// get fetches a small body; a status of 400 and above is an error.
+func (p *Pool) get(ctx context.Context, url string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	res, err := p.o.Client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(res.Body, maxCheckBytes))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", url, err)
+	}
+	if res.StatusCode >= http.StatusBadRequest {
+		return nil, fmt.Errorf("GET %s: status %d", url, res.StatusCode)
+	}
+	return body, nil
+}
+
+// serverInfo is what /server_info may say. Ours has the registration in it; TensorRT-LLM's has disaggregated_params,
+// which gen legs need of a ctx node and which are passed on as they came.
+type serverInfo struct {
+	Node *node.Info `json:"node"`
+}
+
+// identify learns who a static node is. A worker that does not say so is foreign; its model is the first of /v1/models.
+func (p *Pool) identify(ctx context.Context, info node.Info) (node.Info, bool, error) {
+	if body, err := p.get(ctx, info.URL+"/server_info"); err == nil {
+		var si serverInfo
+		if json.Unmarshal(body, &si) == nil && si.Node != nil && si.Node.Model != nil {
+			own := *si.Node
+			own.Name, own.Role, own.URL, own.State = info.Name, info.Role, info.URL, node.Ready
+			return own, false, nil
+		}
+	}
+	body, err := p.get(ctx, info.URL+"/v1/models")
+	if err != nil {
+		return info, true, fmt.Errorf("identify %s: %w", info.URL, err)
+	}
+	var models struct {
+		Data []struct {
+			ID string `json:"id"`
+		} `json:"data"`
+	}
+	if err := json.Unmarshal(body, &models); err != nil || len(models.Data) == 0 {
+		return info, true, fmt.Errorf("identify %s: /v1/models names no model", info.URL)
+	}
+	info.Model = &node.Model{Name: models.Data[0].ID}
+	info.State = node.Ready
+	return info, true, nil
+}

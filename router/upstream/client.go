@@ -1,0 +1,266 @@
+// Package upstream is the router's HTTP/1.1 client towards nodes. It owns connections: it keeps them open between requests,
+// and closes one the moment its request is cancelled, so that the node hears of it within one round trip. It exists
+// because net/http's client costs three goroutine switches and a header map a request; it does not follow redirects,
+// keep cookies, speak HTTP/2 or use proxies.
+package upstream
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"strconv"
+	"sync"
+	"time"
+)
+
+var (
+	// ErrProtocol is returned when an answer is no HTTP/1.1 that this client understands.
+	ErrProtocol = errors.New("upstream: malformed answer")
+	// ErrTarget is returned when a URL cannot be spoken to.
+	ErrTarget = errors.New("upstream: bad target")
+)
+
+// Options of a client. The zero value has the defaults.
+type Options struct {
+	DialTimeout time.Duration // default 1 s
+	IdleTimeout time.Duration // idle connections are closed after this; default 55 s, below the nodes' own limit
+	MaxIdle     int           // idle connections kept for each host; default 512
+	TLS         *tls.Config
+}
+
+// Client keeps connections for each host. Safe for concurrent use.
+type Client struct {
+	o Options
+
+	mu   sync.Mutex // guards idle and closed
+	idle map[string][]*conn
+	shut bool
+
+	buffers sync.Pool // of *[]byte: requests before they are written
+}
+
+const keepBuffer = 1 << 20 // larger ones are left to the collector
+
+func (c *Client) getBuffer() *[]byte {
+	if b, ok := c.buffers.Get().(*[]byte); ok {
+		return b
+	}
+	b := make([]byte, 0, 4<<10)
+	return &b
+}
+
+func (c *Client) putBuffer(b *[]byte) {
+	if cap(*b) <= keepBuffer {
+		c.buffers.Put(b)
+	}
+}
+
+// New makes a client.
+func New(o Options) *Client {
+	if o.DialTimeout == 0 {
+		o.DialTimeout = time.Second
+	}
+	if o.IdleTimeout == 0 {
+		o.IdleTimeout = 55 * time.Second
+	}
+	if o.MaxIdle == 0 {
+		o.MaxIdle = 512
+	}
+	return &Client{o: o, idle: map[string][]*conn{}}
+}
+
+// Header is one request header. The caller vouches for both: no line ends.
+type Header struct{ Name, Value string }
+
+// Request is one request with a body of known length.
+type Request struct {
+	Method  string // default POST
+	URL     string // http://host:port without a path
+	Path    string
+	Headers []Header
+	Body    []byte
+}
+
+type conn struct {
+	net.Conn
+	host  string
+	r     *bufio.Reader
+	used  bool
+	since time.Time // idle since
+}
+
+const readBuffer = 4 << 10
+
+// Do sends a request and reads the head of the answer. ctx bounds the whole exchange, the body included: when it ends, the
+// connection is closed at once. The caller closes the response.
+func (c *Client) Do(ctx context.Context, req *Request) (*Response, error) {
+	u, err := url.Parse(req.URL)
+	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return nil, fmt.Errorf("%w %q: want http://host:port", ErrTarget, req.URL)
+	}
+	buf := c.getBuffer()
+	defer c.putBuffer(buf)
+	*buf = appendRequest((*buf)[:0], u.Host, req)
+	for {
+		cn := c.take(u.Scheme + "://" + u.Host)
+		if cn == nil {
+			if cn, err = c.dial(ctx, u); err != nil {
+				return nil, fmt.Errorf("dial %s: %w", u.Host, withCause(ctx, err))
+			}
+		}
+		res, err := c.exchange(ctx, cn, *buf)
+		if err == nil {
+			return res, nil
+		}
+		// A kept connection may have been closed by the other side meanwhile: nothing of the request was seen.
+		if cn.used && errors.Is(err, errNoAnswer) && ctx.Err() == nil {
+			continue
+		}
+		return nil, fmt.Errorf("%s %s%s: %w", req.method(), req.URL, req.Path, withCause(ctx, err))
+	}
+}
+
+func (r *Request) method() string {
+	if r.Method == "" {
+		return "POST"
+	}
+	return r.Method
+}
+
+// withCause prefers the reason for which ctx ended over the error that this produced.
+func withCause(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+func appendRequest(b []byte, host string, req *Request) []byte {
+	b = append(b, req.method()...)
+	b = append(b, ' ')
+	b = append(b, req.Path...)
+	b = append(b, " HTTP/1.1\r\nHost: "...)
+	b = append(b, host...)
+	if len(req.Body) > 0 || req.method() == "POST" {
+		b = append(b, "\r\nContent-Type: application/json\r\nContent-Length: "...)
+		b = strconv.AppendInt(b, int64(len(req.Body)), 10)
+	}
+	for _, h := range req.Headers {
+		b = append(b, '\r', '\n')
+		b = append(b, h.Name...)
+		b = append(b, ':', ' ')
+		b = append(b, h.Value...)
+	}
+	b = append(b, "\r\n\r\n"...)
+	return append(b, req.Body...)
+}
+
+func (c *Client) dial(ctx context.Context, u *url.URL) (*conn, error) {
+	d := net.Dialer{Timeout: c.o.DialTimeout}
+	addr := u.Host
+	if u.Port() == "" {
+		addr = net.JoinHostPort(u.Hostname(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
+	}
+	var nc net.Conn
+	var err error
+	if u.Scheme == "https" {
+		td := tls.Dialer{NetDialer: &d, Config: c.o.TLS}
+		nc, err = td.DialContext(ctx, "tcp", addr)
+	} else {
+		nc, err = d.DialContext(ctx, "tcp", addr)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &conn{Conn: nc, host: u.Scheme + "://" + u.Host, r: bufio.NewReaderSize(nc, readBuffer)}, nil
+}
+
+// errNoAnswer: the connection ended before the first byte of an answer.
+var errNoAnswer = errors.New("connection closed before an answer")
+
+func (c *Client) exchange(ctx context.Context, cn *conn, request []byte) (*Response, error) {
+	stop := context.AfterFunc(ctx, func() { _ = cn.Close() })
+	fail := func(err error) (*Response, error) {
+		stop()
+		_ = cn.Close()
+		return nil, err
+	}
+	if _, err := cn.Write(request); err != nil {
+		return fail(fmt.Errorf("%w: %w", errNoAnswer, err))
+	}
+	if _, err := cn.r.Peek(1); err != nil {
+		return fail(fmt.Errorf("%w: %w", errNoAnswer, err))
+	}
+	res := &Response{client: c, conn: cn, ctx: ctx, stop: stop}
+	if err := res.readHead(); err != nil {
+		return fail(err)
+	}
+	return res, nil
+}
+
+// take returns an idle connection, the most recently used first, so that surplus ones age.
+func (c *Client) take(host string) *conn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list := c.idle[host]
+	for len(list) > 0 {
+		cn := list[len(list)-1]
+		list[len(list)-1] = nil
+		list = list[:len(list)-1]
+		if time.Since(cn.since) < c.o.IdleTimeout {
+			c.idle[host] = list
+			return cn
+		}
+		_ = cn.Close()
+	}
+	delete(c.idle, host)
+	return nil
+}
+
+func (c *Client) put(cn *conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list := c.idle[cn.host]
+	if c.shut || len(list) >= c.o.MaxIdle {
+		_ = cn.Close()
+		return
+	}
+	cn.used, cn.since = true, time.Now()
+	// The oldest is at the front: close what is too old, so that a burst does not keep its connections for ever.
+	for len(list) > 0 && time.Since(list[0].since) >= c.o.IdleTimeout {
+		_ = list[0].Close()
+		list = list[1:]
+	}
+	c.idle[cn.host] = append(list, cn)
+}
+
+// Idle counts the idle connections.
+func (c *Client) Idle() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for _, list := range c.idle {
+		n += len(list)
+	}
+	return n
+}
+
+// Close closes the idle connections; those in use are closed when their responses are.
+func (c *Client) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.shut = true
+	for _, list := range c.idle {
+		for _, cn := range list {
+			_ = cn.Close()
+		}
+	}
+	clear(c.idle)
+}
+
+var _ io.ReadCloser = (*Response)(nil)

@@ -1,0 +1,194 @@
+package upstream
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+func get(t *testing.T, c *Client, url, body string) (int, string) {
+	t.Helper()
+	res, err := c.Do(t.Context(), &Request{URL: url, Path: "/x", Body: []byte(body), Headers: []Header{{"X-A", "b"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Close()
+	out, err := io.ReadAll(res)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res.Status, string(out)
+}
+
+func TestDoSpeaksWithNetHTTP(t *testing.T) {
+	var conns atomic.Int64
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.Header().Set("Retry-After", "3")
+		switch string(body) {
+		case "stream":
+			for i := range 3 {
+				fmt.Fprintf(w, "part %d;", i)
+				w.(http.Flusher).Flush()
+			}
+		case "large":
+			io.WriteString(w, strings.Repeat("x", 1<<20))
+		case "none":
+			w.WriteHeader(http.StatusNoContent)
+		case "close":
+			w.Header().Set("Connection", "close")
+			io.WriteString(w, "bye")
+		default:
+			w.WriteHeader(http.StatusTeapot)
+			fmt.Fprintf(w, "%s %s %s %s", r.Method, r.URL.Path, r.Header.Get("X-A"), body)
+		}
+	}))
+	s.Config.ConnState = func(_ net.Conn, st http.ConnState) {
+		if st == http.StateNew {
+			conns.Add(1)
+		}
+	}
+	s.Start()
+	defer s.Close()
+	c := New(Options{})
+	defer c.Close()
+	for range 3 {
+		if status, body := get(t, c, s.URL, "hi"); status != 418 || body != "POST /x b hi" {
+			t.Errorf("got %d %q", status, body)
+		}
+		if _, body := get(t, c, s.URL, "stream"); body != "part 0;part 1;part 2;" {
+			t.Errorf("got %q", body)
+		}
+		if _, body := get(t, c, s.URL, "large"); len(body) != 1<<20 {
+			t.Errorf("got %d bytes", len(body))
+		}
+		if status, _ := get(t, c, s.URL, "none"); status != 204 {
+			t.Errorf("got %d", status)
+		}
+	}
+	if conns.Load() != 1 || c.Idle() != 1 {
+		t.Errorf("%d connections for 12 requests in a row, %d idle; want 1, 1", conns.Load(), c.Idle())
+	}
+	if _, body := get(t, c, s.URL, "close"); body != "bye" || c.Idle() != 0 {
+		t.Errorf("got %q, %d idle", body, c.Idle())
+	}
+}
+
+func TestKeptConnectionThatWasClosedIsReplaced(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") }))
+	defer s.Close()
+	c := New(Options{})
+	defer c.Close()
+	get(t, c, s.URL, "")
+	s.CloseClientConnections()
+	if _, body := get(t, c, s.URL, ""); body != "ok" {
+		t.Errorf("got %q", body)
+	}
+}
+
+func TestCancelClosesTheConnection(t *testing.T) {
+	gone := make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, "first")
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		close(gone)
+	}))
+	defer s.Close()
+	c := New(Options{})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	res, err := c.Do(ctx, &Request{URL: s.URL, Path: "/", Body: []byte("x")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Close()
+	if _, err := io.ReadFull(res, make([]byte, 5)); err != nil {
+		t.Fatal(err)
+	}
+	why := errors.New("why")
+	cancel(why)
+	if _, err := res.Read(make([]byte, 5)); !errors.Is(err, why) {
+		t.Errorf("got %v, want the cause", err)
+	}
+	<-gone
+	if c.Idle() != 0 {
+		t.Error("a cancelled connection was kept")
+	}
+}
+
+func TestDoRefusesBadTargets(t *testing.T) {
+	for _, u := range []string{"", "x", "ftp://h", "http://", "://"} {
+		if _, err := New(Options{}).Do(t.Context(), &Request{URL: u}); !errors.Is(err, ErrTarget) {
+			t.Errorf("%q: got %v", u, err)
+		}
+	}
+}
+
+// parse reads one answer from bytes, as a server that closes afterwards would send it.
+func parse(in string) (*Response, []byte, error) {
+	a, b := net.Pipe()
+	go func() { io.WriteString(b, in); b.Close() }()
+	c := New(Options{MaxIdle: 1})
+	defer c.Close()
+	r := &Response{client: c, conn: &conn{Conn: a, r: bufio.NewReaderSize(a, readBuffer)}, ctx: context.Background(), stop: func() bool { return true }}
+	defer r.Close()
+	if err := r.readHead(); err != nil {
+		return nil, nil, err
+	}
+	body, err := io.ReadAll(r)
+	return r, body, err
+}
+
+func TestParseAnswers(t *testing.T) {
+	const ok = "HTTP/1.1 200 OK\r\n"
+	cases := []struct {
+		name, in, body string
+		err            error
+	}{
+		{"a length", ok + "Content-Length: 3\r\n\r\nabc", "abc", nil},
+		{"chunks with an extension and a trailer", ok + "Transfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nT: v\r\n\r\n", "abcde", nil},
+		{"until the connection closes", ok + "\r\nabc", "abc", nil},
+		{"an interim answer", "HTTP/1.1 100 Continue\r\n\r\n" + ok + "Content-Length: 1\r\n\r\na", "a", nil},
+		{"bare line feeds", "HTTP/1.1 200 OK\nContent-Length: 1\n\na", "a", nil},
+		{"a body that ends early", ok + "Content-Length: 5\r\n\r\nabc", "abc", io.ErrUnexpectedEOF},
+		{"a stream that ends between chunks", ok + "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", "abc", io.ErrUnexpectedEOF},
+		{"a stream that ends in a chunk", ok + "Transfer-Encoding: chunked\r\n\r\n5\r\nabc", "abc", io.ErrUnexpectedEOF},
+		{"a bad chunk size", ok + "Transfer-Encoding: chunked\r\n\r\nx\r\n", "", ErrProtocol},
+		{"no line end after a chunk", ok + "Transfer-Encoding: chunked\r\n\r\n1\r\nabc\r\n", "a", ErrProtocol},
+		{"a negative length", ok + "Content-Length: -1\r\n\r\n", "", ErrProtocol},
+		{"another transfer encoding", ok + "Transfer-Encoding: gzip\r\n\r\n", "", ErrProtocol},
+		{"no HTTP", "SSH-2.0-x\r\n\r\n", "", ErrProtocol},
+		{"a status beyond numbers", "HTTP/1.1 9999\r\n\r\n", "", ErrProtocol},
+		{"a header without a colon", ok + "x\r\n\r\n", "", ErrProtocol},
+		{"a head without end", ok + strings.Repeat("X: y\r\n", 20000), "", ErrProtocol},
+		{"a line without end", ok + strings.Repeat("x", 20000), "", ErrProtocol},
+		{"an early end", "HTTP/1.1 200", "", io.ErrUnexpectedEOF},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			_, body, err := parse(c.in)
+			if string(body) != c.body || !errors.Is(err, c.err) {
+				t.Errorf("got %q, %v; want %q, %v", body, err, c.body, c.err)
+			}
+		})
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
+	f.Add("HTTP/1.0 503 no\nContent-Length: 2\n\nab")
+	f.Fuzz(func(t *testing.T, in string) {
+		_, _, err := parse(in)
+		if err != nil && !errors.Is(err, ErrProtocol) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("undocumented error %v", err)
+		}
+	})
+}

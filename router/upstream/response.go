@@ -1,0 +1,242 @@
+package upstream
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"sync"
+)
+
+const (
+	maxHead     = 64 << 10
+	maxHeadLine = readBuffer // a line must fit into the connection's buffer
+	maxInterim  = 8          // 1xx answers before the real one
+)
+
+// Response is an answer whose head was read. Reading to io.EOF gives the connection back for the next request; Close
+// before that closes the connection, which tells the node that nobody listens.
+type Response struct {
+	Status      int
+	ContentType string
+	RetryAfter  string // as sent
+
+	client *Client
+	conn   *conn
+	ctx    context.Context // of the exchange: an error is explained by why it ended
+	stop   func() bool
+
+	chunked  bool
+	length   int64 // rest of the body or of the chunk; -1: until the connection closes
+	started  bool  // a chunk was read: its line end is next
+	keep     bool
+	finished bool
+	once     sync.Once
+}
+
+func (r *Response) readHead() error {
+	for range maxInterim {
+		if err := r.readOneHead(); err != nil {
+			return err
+		}
+		if r.Status >= 200 {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: too many interim answers", ErrProtocol)
+}
+
+func (r *Response) readOneHead() error {
+	line, err := r.line()
+	if err != nil {
+		return err
+	}
+	// HTTP/1.1 200 OK
+	if len(line) < 12 || !bytes.HasPrefix(line, []byte("HTTP/1.")) || line[8] != ' ' {
+		return fmt.Errorf("%w: status line %.40q", ErrProtocol, line)
+	}
+	r.keep = line[7] == '1'
+	if r.Status, err = strconv.Atoi(string(line[9:12])); err != nil || r.Status < 100 || r.Status > 599 {
+		return fmt.Errorf("%w: status line %.40q", ErrProtocol, line)
+	}
+	r.length, r.chunked = -1, false
+	for total := 0; ; {
+		if line, err = r.line(); err != nil {
+			return err
+		}
+		if len(line) == 0 {
+			break
+		}
+		if total += len(line); total > maxHead {
+			return fmt.Errorf("%w: head over %d bytes", ErrProtocol, maxHead)
+		}
+		if err := r.header(line); err != nil {
+			return err
+		}
+	}
+	if r.chunked {
+		r.length = 0
+	}
+	if r.Status == 204 || r.Status == 304 {
+		r.chunked, r.length = false, 0
+	}
+	if r.length < 0 {
+		r.keep = false
+	}
+	return nil
+}
+
+func (r *Response) header(line []byte) error {
+	name, value, ok := bytes.Cut(line, []byte(":"))
+	if !ok {
+		return fmt.Errorf("%w: header %.40q", ErrProtocol, line)
+	}
+	value = bytes.TrimSpace(value)
+	switch {
+	case equalFold(name, "content-length"):
+		n, err := strconv.ParseInt(string(value), 10, 64)
+		if err != nil || n < 0 || value[0] == '+' {
+			return fmt.Errorf("%w: content-length %.40q", ErrProtocol, value)
+		}
+		r.length = n
+	case equalFold(name, "transfer-encoding"):
+		if !equalFold(value, "chunked") {
+			return fmt.Errorf("%w: transfer-encoding %.40q", ErrProtocol, value)
+		}
+		r.chunked = true
+	case equalFold(name, "connection"):
+		if equalFold(value, "close") {
+			r.keep = false
+		}
+	case equalFold(name, "content-type"):
+		r.ContentType = string(value)
+	case equalFold(name, "retry-after"):
+		r.RetryAfter = string(value)
+	}
+	return nil
+}
+
+func equalFold(b []byte, lower string) bool {
+	return len(b) == len(lower) && bytes.EqualFold(b, []byte(lower))
+}
+
+// line reads one line without its end; it is valid until the next read.
+func (r *Response) line() ([]byte, error) {
+	line, err := r.conn.r.ReadSlice('\n')
+	if err != nil {
+		if len(line) >= maxHeadLine {
+			return nil, fmt.Errorf("%w: a line over %d bytes", ErrProtocol, maxHeadLine)
+		}
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return nil, err
+	}
+	return bytes.TrimSuffix(line[:len(line)-1], []byte("\r")), nil
+}
+
+// Read reads the body.
+func (r *Response) Read(p []byte) (int, error) {
+	if r.finished {
+		return 0, io.EOF
+	}
+	n, err := r.read(p)
+	if err == nil || n > 0 {
+		return n, nil
+	}
+	if errors.Is(err, io.EOF) {
+		r.finish()
+		return 0, io.EOF
+	}
+	return 0, withCause(r.ctx, err)
+}
+
+func (r *Response) read(p []byte) (int, error) {
+	if r.chunked && r.length == 0 {
+		if err := r.nextChunk(); err != nil {
+			return 0, err
+		}
+	}
+	switch {
+	case r.length == 0:
+		return 0, io.EOF
+	case r.length > 0 && int64(len(p)) > r.length:
+		p = p[:r.length]
+	}
+	n, err := r.conn.r.Read(p)
+	if r.length > 0 {
+		r.length -= int64(n)
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+	}
+	return n, err
+}
+
+// nextChunk reads a chunk's size line; io.EOF after the last.
+func (r *Response) nextChunk() error {
+	if r.started {
+		if line, err := r.line(); err != nil || len(line) != 0 {
+			return orProtocol(err, "no line end after a chunk")
+		}
+	}
+	line, err := r.line()
+	if err != nil {
+		return err
+	}
+	size, _, _ := bytes.Cut(line, []byte(";"))
+	n, err := strconv.ParseUint(string(bytes.TrimSpace(size)), 16, 62)
+	if err != nil {
+		return fmt.Errorf("%w: chunk size %.40q", ErrProtocol, line)
+	}
+	r.started = true
+	if r.length = int64(n); n > 0 {
+		return nil
+	}
+	for total := 0; ; { // trailers
+		if line, err = r.line(); err != nil {
+			return err
+		}
+		if len(line) == 0 {
+			return io.EOF
+		}
+		if total += len(line); total > maxHead {
+			return fmt.Errorf("%w: trailers over %d bytes", ErrProtocol, maxHead)
+		}
+	}
+}
+
+func orProtocol(err error, what string) error {
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %s", ErrProtocol, what)
+}
+
+// Buffered tells how many bytes can be read without waiting.
+func (r *Response) Buffered() int { return r.conn.r.Buffered() }
+
+// finish gives the connection back after the whole body was read.
+func (r *Response) finish() {
+	r.finished = true
+	r.once.Do(func() {
+		// When the cancel has already begun, the connection is being closed.
+		if !r.stop() || !r.keep || r.conn.r.Buffered() > 0 {
+			_ = r.conn.Close()
+			return
+		}
+		r.client.put(r.conn)
+	})
+}
+
+// Close ends the exchange. A body that was read to its end left a connection for others; any other is closed.
+func (r *Response) Close() error {
+	r.once.Do(func() {
+		r.stop()
+		r.finished = true
+		_ = r.conn.Close()
+	})
+	return nil
+}
