@@ -1,0 +1,259 @@
+// Package engine owns the one executor: it takes requests in, plans steps (gpu/sched), gives them to a back end, and gives
+// tokens, KV and reports out. It knows no HTTP, no NATS and no tokenizer.
+//
+// One goroutine, the caller of Run, owns the scheduler, the KV pool and all sequences; every other goroutine posts
+// commands to it or reads what it published. It never waits for a consumer: a sequence's buffer is bounded by its
+// MaxTokens. With Overlap it plans step N+1 and submits it while the back end runs N, so the device does not wait for
+// the host; a sequence that ended in N is then in N+1 too, and that result is thrown away.
+//
+// Each KV block has an owner at every moment: a sequence, a Reservation or an Export, each of which ends by a call or by
+// its deadline, else the cache or nobody. A cancel marks; blocks are given back when the step or copy in flight that
+// names them has ended.
+package engine
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"meridian.internal/gpu/backend"
+	"meridian.internal/gpu/kv"
+	"meridian.internal/gpu/sched"
+	"meridian.internal/shared/blockhash"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/kvevent"
+)
+
+// Config of an engine. Now is required; the zero value of the rest means what the comments say.
+type Config struct {
+	MaxBatchSize int // sequences with a slot; 0: as many as the back end has
+	MaxNumTokens int // query tokens of a step; 0: 2048. More makes prefill faster and tokens of others later
+	MaxWaiting   int // queued requests, reservations included; 0: 1024
+	Overlap      bool
+	PrefixReuse  bool
+	EOS          []int32
+	// ExportDeadline is how long the KV of a finished prefill waits for its transfer; 0: 30 s.
+	ExportDeadline time.Duration
+	// ReserveDeadline is how long a Reservation may wait for its KV; 0: 60 s. The request's own deadline holds too.
+	ReserveDeadline time.Duration
+	MaxStepRecords  int                 // decode steps kept a request that asks for them; 0: 4096
+	Now             func() int64        // the node's steady clock in ns; deadlines and stamps are in it
+	Logger          *slog.Logger        // nil: nothing is logged
+	KVEvents        func(kvevent.Event) // told of stored and removed blocks on the engine's goroutine; must not block
+	Epoch           int64               // of KVEvents; 0: Now at the start
+	OnIteration     func(*Iteration)    // called on the engine's goroutine after each step; nil costs nothing
+}
+
+func (c *Config) setDefaults(info backend.Info) {
+	for _, d := range []struct {
+		field *int
+		value int
+	}{{&c.MaxBatchSize, info.MaxSlots}, {&c.MaxNumTokens, 2048}, {&c.MaxWaiting, 1024}, {&c.MaxStepRecords, 4096}} {
+		if *d.field == 0 {
+			*d.field = d.value
+		}
+	}
+	if c.ExportDeadline == 0 {
+		c.ExportDeadline = 30 * time.Second
+	}
+	if c.ReserveDeadline == 0 {
+		c.ReserveDeadline = time.Minute
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+func (c *Config) validate(info backend.Info) error {
+	switch {
+	case c.Now == nil:
+		return fmt.Errorf("engine: no clock: Now is nil")
+	case c.MaxBatchSize < 1 || c.MaxBatchSize > info.MaxSlots:
+		return fmt.Errorf("engine: MaxBatchSize is %d, must be 1 to %d, the slots of the back end", c.MaxBatchSize, info.MaxSlots)
+	case c.MaxNumTokens < c.MaxBatchSize:
+		return fmt.Errorf("engine: MaxNumTokens is %d, must be at least MaxBatchSize, %d", c.MaxNumTokens, c.MaxBatchSize)
+	case c.MaxWaiting < 1 || c.MaxStepRecords < 0:
+		return fmt.Errorf("engine: MaxWaiting is %d, must be at least 1; MaxStepRecords is %d, must not be negative", c.MaxWaiting, c.MaxStepRecords)
+	case info.Stage != backend.Stage{End: info.Layers}:
+		return fmt.Errorf("engine: the back end owns layers [%d, %d) of %d; one engine needs all", info.Stage.First, info.Stage.End, info.Layers)
+	case info.KVBlocks < 1 || info.TokensPerBlock < 1:
+		return fmt.Errorf("engine: the back end has %d KV blocks of %d tokens", info.KVBlocks, info.TokensPerBlock)
+	}
+	return nil
+}
+
+// Engine runs requests on one back end.
+type Engine struct {
+	cfg  Config
+	b    backend.Backend
+	info backend.Info
+
+	// Owned by the goroutine of Run.
+	pool      *kv.Pool
+	sched     *sched.Scheduler
+	flights   []*flight // submitted steps, oldest first; at most depth
+	idle      []*flight // step buffers to reuse
+	iter      int64
+	exports   map[*Export]struct{}
+	deadline  int64 // the earliest of anything, 0 for none
+	failures  int   // failed steps in a row
+	interval  Iteration
+	eventSeq  int64
+	timer     *time.Timer
+	drainDone bool
+
+	commands mailbox
+	queued   atomic.Int64 // accepted requests that never had a slot
+	draining atomic.Bool
+	drained  chan struct{}
+	stopped  chan struct{}
+
+	mu   sync.Mutex // guards load
+	load infer.Load
+}
+
+// New makes an engine; Run runs it. The caller closes the back end after Run has returned.
+func New(cfg Config, b backend.Backend) (*Engine, error) {
+	info := b.Info()
+	cfg.setDefaults(info)
+	if err := cfg.validate(info); err != nil {
+		return nil, err
+	}
+	if cfg.Epoch == 0 {
+		cfg.Epoch = cfg.Now()
+	}
+	e := &Engine{
+		cfg: cfg, b: b, info: info,
+		exports: make(map[*Export]struct{}),
+		drained: make(chan struct{}), stopped: make(chan struct{}),
+		commands: mailbox{wake: make(chan struct{}, 1)},
+	}
+	e.pool = kv.New(info.KVBlocks, info.TokensPerBlock, blockhash.Root(info.ModelHash, ""), e.poolEvents())
+	e.sched = sched.New(sched.Config{
+		MaxBatchSize: cfg.MaxBatchSize, MaxNumTokens: cfg.MaxNumTokens, PrefixReuse: cfg.PrefixReuse, OnAdmit: e.admitted,
+	}, e.pool)
+	for range e.depth() {
+		e.idle = append(e.idle, new(flight))
+	}
+	e.publishLoad()
+	return e, nil
+}
+
+// depth is how many steps may be in flight.
+func (e *Engine) depth() int {
+	if e.cfg.Overlap {
+		return 2
+	}
+	return 1
+}
+
+// Info describes the back end.
+func (e *Engine) Info() backend.Info { return e.info }
+
+// maxFailures is how many steps in a row may fail before the device counts as lost.
+const maxFailures = 3
+
+// Run is the loop. It returns when ctx ends, after the work in flight, with nil; or when the device is lost, with its
+// error. All sequences, exports and reservations then have ended with ErrStopped. It may be called once.
+func (e *Engine) Run(ctx context.Context) error {
+	e.timer = time.NewTimer(time.Hour)
+	defer e.timer.Stop()
+	var err error
+	for ctx.Err() == nil && err == nil {
+		e.runCommands()
+		e.expire()
+		if len(e.flights) < e.depth() && e.submit() && len(e.flights) < e.depth() {
+			e.publishLoad()
+			continue
+		}
+		e.publishLoad()
+		e.checkDrained()
+		err = e.wait(ctx)
+	}
+	return e.stop(err)
+}
+
+// wait sleeps until a step is done, a command is posted or a deadline has come.
+func (e *Engine) wait(ctx context.Context) error {
+	var done <-chan struct{}
+	if len(e.flights) > 0 {
+		done = e.flights[0].step.Done()
+	}
+	e.timer.Reset(e.untilDeadline())
+	select {
+	case <-done:
+		return e.collect()
+	case <-e.commands.wake:
+	case <-e.timer.C:
+	case <-ctx.Done():
+	}
+	return nil
+}
+
+func (e *Engine) untilDeadline() time.Duration {
+	if e.deadline == 0 {
+		return time.Hour
+	}
+	return max(time.Duration(e.deadline-e.cfg.Now()), 0)
+}
+
+// stopWait bounds the wait for the steps in flight at the end of Run.
+const stopWait = 10 * time.Second
+
+// stop ends everything that is left.
+func (e *Engine) stop(cause error) error {
+	for _, command := range e.commands.close() {
+		command()
+	}
+	e.timer.Reset(stopWait)
+	for len(e.flights) > 0 {
+		select {
+		case <-e.flights[0].step.Done():
+			if err := e.collect(); cause == nil {
+				cause = err
+			}
+			continue
+		case <-e.timer.C:
+			cause = fmt.Errorf("engine: step %d still runs %v after the end: %w", e.flights[0].step.Iter, stopWait, ErrStopped)
+		}
+		break
+	}
+	why := error(ErrStopped)
+	if cause != nil {
+		why = fmt.Errorf("%w: %w", ErrStopped, cause)
+	}
+	for _, list := range [][]*sched.Seq{e.sched.Waiting(), e.sched.Running()} {
+		for len(list) > 0 { // end takes from the end of the scheduler's own list
+			q := list[len(list)-1]
+			list = list[:len(list)-1]
+			e.end(q.Data.(*Sequence), infer.Done{Reason: infer.FinishFailed, Err: why}, nil)
+		}
+	}
+	for x := range e.exports {
+		x.fail(why)
+		e.unlease(x)
+	}
+	e.publishLoad()
+	close(e.stopped)
+	return cause
+}
+
+// Drain refuses new work from now on; running work goes on. Drained tells when it has ended.
+func (e *Engine) Drain() {
+	e.draining.Store(true)
+	e.post(func() {})
+}
+
+// Drained is closed when the engine was told to drain and holds no sequence, reservation or export any more.
+func (e *Engine) Drained() <-chan struct{} { return e.drained }
+
+func (e *Engine) checkDrained() {
+	if e.drainDone || !e.draining.Load() || len(e.flights)+len(e.exports)+len(e.sched.Waiting())+len(e.sched.Running()) > 0 {
+		return
+	}
+	e.drainDone = true
+	close(e.drained)
+}

@@ -1,0 +1,226 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+
+	"meridian.internal/gpu/backend"
+	"meridian.internal/shared/infer"
+)
+
+// Export is the KV of a ContextOnly sequence, leased to a transfer from the sequence's admission until Release or the
+// deadline, which runs from the end of prefill. One goroutine reads.
+type Export struct {
+	s *Sequence
+
+	// Owned by the engine's goroutine.
+	leased     bool
+	deadlineNS int64
+
+	mu       sync.Mutex // guards the fields below
+	blocks   []int32    // set at admission, before the first span
+	spans    []infer.Span
+	end      error // io.EOF when all spans are there, else why there will be no more
+	copies   int   // in flight
+	released bool
+	wake     chan struct{} // capacity 1
+}
+
+func newExport(s *Sequence) *Export {
+	return &Export{s: s, wake: make(chan struct{}, 1)}
+}
+
+// Tokens is the number of tokens whose KV is exported: prompt and Output.
+func (x *Export) Tokens() int { return x.s.base }
+
+// NextSpan waits for the next part of the KV that is written and was not returned yet: layer by layer and chunk by chunk
+// while prefill runs. After the last it returns io.EOF; the error of the sequence if that ended otherwise.
+func (x *Export) NextSpan(ctx context.Context) (infer.Span, error) {
+	for {
+		if span, err, ok := x.next(); ok {
+			return span, err
+		}
+		select {
+		case <-x.wake:
+		case <-ctx.Done():
+			return infer.Span{}, ctx.Err()
+		}
+	}
+}
+
+func (x *Export) next() (infer.Span, error, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.end != nil && x.end != io.EOF {
+		return infer.Span{}, x.end, true
+	}
+	if len(x.spans) > 0 {
+		span := x.spans[0]
+		x.spans = x.spans[1:]
+		return span, nil, true
+	}
+	return infer.Span{}, x.end, x.end != nil
+}
+
+// Read copies a span that NextSpan returned to dst, which has SpanBytes bytes: for each block of the span in token order
+// the canonical layout of backend.Region. It waits for the copy also when ctx ends, because the device writes to dst.
+func (x *Export) Read(ctx context.Context, span infer.Span, dst []byte) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	regions, err := x.begin(span, len(dst))
+	if err != nil {
+		return err
+	}
+	c := x.s.e.b.CopyOut(regions, dst)
+	<-c.Done()
+	x.mu.Lock()
+	x.copies--
+	over := x.copies == 0 && x.over()
+	x.mu.Unlock()
+	if over {
+		x.s.e.post(func() { x.s.e.unlease(x) })
+	}
+	if c.Err != nil {
+		return fmt.Errorf("copy kv %+v out: %w", span, c.Err)
+	}
+	return nil
+}
+
+// begin enters a copy, which keeps the lease.
+func (x *Export) begin(span infer.Span, size int) ([]backend.Region, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	switch {
+	case x.released:
+		return nil, fmt.Errorf("read kv %+v: %w", span, ErrCancelled)
+	case x.over():
+		return nil, fmt.Errorf("read kv %+v: %w", span, x.end)
+	case x.blocks == nil:
+		return nil, fmt.Errorf("read kv %+v: %w: nothing is written yet", span, ErrInvalid)
+	}
+	if err := checkSpan(x.s.e.info, span, 0, x.s.base, size); err != nil {
+		return nil, fmt.Errorf("read kv: %w", err)
+	}
+	x.copies++
+	return Regions(nil, x.s.e.info, x.blocks, span), nil
+}
+
+// over tells, with mu held, that the lease must not be used any more.
+func (x *Export) over() bool { return x.released || (x.end != nil && x.end != io.EOF) }
+
+// Release ends the lease, after the copy in flight if there is one. The blocks become cached or free. It may be called
+// more than once, and before prefill has ended.
+func (x *Export) Release() {
+	x.mu.Lock()
+	x.released, x.spans = true, nil
+	x.mu.Unlock()
+	x.s.e.post(func() { x.s.e.unlease(x) })
+}
+
+// add announces a written span, on the device's goroutine.
+func (x *Export) add(span infer.Span) {
+	x.mu.Lock()
+	if !x.released && x.end == nil {
+		x.spans = append(x.spans, span)
+	}
+	x.mu.Unlock()
+	x.signal()
+}
+
+// fail ends the export: with io.EOF when all is written.
+func (x *Export) fail(err error) {
+	x.mu.Lock()
+	if x.end == nil || (x.end == io.EOF && !x.released) {
+		x.end = err
+	}
+	x.mu.Unlock()
+	x.signal()
+}
+
+func (x *Export) signal() {
+	select {
+	case x.wake <- struct{}{}:
+	default:
+	}
+}
+
+// lease gives the blocks of an admitted sequence to its export, unless nobody wants it any more.
+func (e *Engine) lease(x *Export) {
+	q := &x.s.q
+	x.mu.Lock()
+	if x.released {
+		x.mu.Unlock()
+		return
+	}
+	x.blocks = q.Blocks
+	if q.Cached > 0 {
+		st := e.info.Stage
+		x.spans = append(x.spans, infer.Span{LayerFrom: st.First, LayerTo: st.End, TokenTo: q.Cached})
+	}
+	x.mu.Unlock()
+	e.pool.Lease(q.Blocks)
+	x.leased = true
+	e.exports[x] = struct{}{}
+	x.signal()
+}
+
+// unlease gives the blocks back unless a copy is in flight; its end calls again.
+func (e *Engine) unlease(x *Export) {
+	x.mu.Lock()
+	busy := x.copies > 0
+	x.mu.Unlock()
+	if busy || !x.leased {
+		return
+	}
+	x.leased = false
+	delete(e.exports, x)
+	e.pool.Unlease(x.blocks)
+}
+
+// endExport goes with the end of the sequence.
+func (e *Engine) endExport(x *Export, done infer.Done, now int64) {
+	if done.Err != nil {
+		x.fail(done.Err)
+		e.unlease(x)
+		return
+	}
+	x.deadlineNS = now + e.cfg.ExportDeadline.Nanoseconds()
+	e.noteDeadline(x.deadlineNS)
+	x.fail(io.EOF)
+}
+
+// SpanBytes is the size of a span's KV in the canonical layout.
+func SpanBytes(info backend.Info, span infer.Span) int {
+	return info.KVBytes(span.LayerFrom, span.LayerTo) * (span.TokenTo - span.TokenFrom)
+}
+
+// Regions appends the parts of the blocks that a span covers, in token order.
+func Regions(dst []backend.Region, info backend.Info, blocks []int32, span infer.Span) []backend.Region {
+	per := info.TokensPerBlock
+	for at := span.TokenFrom; at < span.TokenTo; {
+		i := at / per
+		end := min((i+1)*per, span.TokenTo)
+		dst = append(dst, backend.Region{
+			Block: blocks[i], LayerFrom: span.LayerFrom, LayerTo: span.LayerTo, HeadTo: info.KVHeads,
+			TokenFrom: at - i*per, TokenTo: end - i*per,
+		})
+		at = end
+	}
+	return dst
+}
+
+// checkSpan verifies that a span lies within the stage's layers and tokens [from, to), and the size of its buffer.
+func checkSpan(info backend.Info, span infer.Span, from, to, size int) error {
+	st := info.Stage
+	if span.LayerFrom < st.First || span.LayerFrom >= span.LayerTo || span.LayerTo > st.End ||
+		span.TokenFrom < from || span.TokenFrom >= span.TokenTo || span.TokenTo > to {
+		return fmt.Errorf("%w: span %+v is not a part of layers [%d, %d), tokens [%d, %d)", ErrInvalid, span, st.First, st.End, from, to)
+	}
+	if want := SpanBytes(info, span); size != want {
+		return fmt.Errorf("%w: span %+v has %d bytes, the buffer %d", ErrInvalid, span, want, size)
+	}
+	return nil
+}

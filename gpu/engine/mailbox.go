@@ -1,0 +1,64 @@
+package engine
+
+import "sync"
+
+// mailbox carries commands to the goroutine of Run. Posting never waits; what a client can post is bounded by the
+// sequences that it holds.
+type mailbox struct {
+	mu     sync.Mutex // guards list and closed
+	list   []func()
+	closed bool
+	wake   chan struct{} // capacity 1: there may be commands
+}
+
+// post runs a command on the engine's goroutine, soon; false if that has ended.
+func (e *Engine) post(command func()) bool {
+	m := &e.commands
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return false
+	}
+	m.list = append(m.list, command)
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+func (e *Engine) runCommands() {
+	m := &e.commands
+	m.mu.Lock()
+	list := m.list
+	m.list = nil
+	m.mu.Unlock()
+	if len(list) == 0 {
+		return
+	}
+	for _, command := range list {
+		command()
+	}
+	e.sched.Admit() // a reservation must not wait for the step in flight
+}
+
+// close lets nothing more in and returns what was left.
+func (m *mailbox) close() []func() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = true
+	list := m.list
+	m.list = nil
+	return list
+}
+
+// query runs f on the engine's goroutine and waits for it, or runs it here when that has ended.
+func (e *Engine) query(f func()) {
+	done := make(chan struct{})
+	if e.post(func() { f(); close(done) }) {
+		<-done // stop runs what is left in the mailbox
+		return
+	}
+	<-e.stopped
+	f()
+}

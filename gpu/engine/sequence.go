@@ -1,0 +1,236 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+
+	"meridian.internal/gpu/sched"
+	"meridian.internal/shared/infer"
+)
+
+// The errors of requests. Those of Submit and Reserve come at once; the others are in Done.Err.
+var (
+	// ErrQueueFull is returned when MaxWaiting requests wait already.
+	ErrQueueFull = errors.New("engine: the queue is full")
+	// ErrDraining is returned after Drain.
+	ErrDraining = errors.New("engine: draining")
+	// ErrStopped is returned when the engine has ended.
+	ErrStopped = errors.New("engine: stopped")
+	// ErrTooLong is returned when prompt and MaxTokens do not fit into the context or into the KV of the device.
+	ErrTooLong = errors.New("engine: too long")
+	// ErrInvalid is returned when a request makes no sense.
+	ErrInvalid = errors.New("engine: invalid request")
+	// ErrCancelled is the error of what was cancelled or released.
+	ErrCancelled = errors.New("engine: cancelled")
+	// ErrDeadline is the error of what was not done in its time.
+	ErrDeadline = errors.New("engine: deadline passed")
+	// ErrNoToken is the error of a sequence for which the device could choose no token: its logits were not numbers, or
+	// its mask allowed none.
+	ErrNoToken = errors.New("engine: no token could be sampled")
+)
+
+// Sequence is one running request. Next has one caller at a time; Cancel may be called from anywhere.
+type Sequence struct {
+	e      *Engine
+	req    infer.Request
+	export *Export
+	hold   *Reservation // nil unless the sequence came from one
+
+	// Owned by the engine's goroutine.
+	q           sched.Seq
+	base        int  // tokens before the first that is sampled in this attempt: prompt and Output
+	target      int  // tokens known when the sequence was admitted: steps before it are prefill
+	counted     bool // in Engine.queued
+	ended       bool
+	poisoned    bool  // a step failed: its KV may be wrong and must not be cached
+	preemptedNS int64 // when, 0 if it is not
+	blocks      int   // most blocks it had
+	steps       int   // decode steps so far
+	report      infer.Report
+
+	mu     sync.Mutex // guards tokens, done and over
+	tokens []infer.Token
+	done   *infer.Done
+	over   bool          // done was taken
+	wake   chan struct{} // capacity 1
+}
+
+// Submit accepts an Aggregated or ContextOnly request and returns at once. The request's slices must not change after.
+func (e *Engine) Submit(r infer.Request) (*Sequence, error) {
+	if r.Kind == infer.GenerationOnly {
+		return nil, fmt.Errorf("%w: a %v request needs a reservation", ErrInvalid, r.Kind)
+	}
+	s, err := e.newSequence(r)
+	if err != nil {
+		return nil, err
+	}
+	if r.Kind == infer.ContextOnly {
+		s.q.Fixed, s.q.Limit = true, s.base+1
+		s.export = newExport(s)
+	}
+	if err := e.accept(s); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// newSequence checks a request.
+func (e *Engine) newSequence(r infer.Request) (*Sequence, error) {
+	if err := e.checkRequest(&r); err != nil {
+		return nil, err
+	}
+	s := &Sequence{e: e, req: r, base: len(r.Prompt) + len(r.Output), wake: make(chan struct{}, 1)}
+	tokens := make([]int32, 0, s.base+min(r.MaxTokens-len(r.Output), 64))
+	s.q = sched.Seq{
+		Priority: r.Priority, Tokens: append(append(tokens, r.Prompt...), r.Output...),
+		Limit: len(r.Prompt) + r.MaxTokens, Match: s.base, Data: s,
+	}
+	s.report.PromptTokens = len(r.Prompt)
+	if r.ReturnPerfMetrics {
+		s.report.Steps = new(infer.Steps)
+	}
+	return s, nil
+}
+
+func (e *Engine) checkRequest(r *infer.Request) error {
+	switch total := len(r.Prompt) + r.MaxTokens; {
+	case len(r.Prompt) == 0:
+		return fmt.Errorf("%w: the prompt has no tokens", ErrInvalid)
+	case r.MaxTokens < 1 || r.MaxTokens <= len(r.Output):
+		return fmt.Errorf("%w: max_tokens is %d, must be more than the %d tokens already given", ErrInvalid, r.MaxTokens, len(r.Output))
+	case r.MaxTokens > e.info.ContextLen || total > e.info.ContextLen:
+		return fmt.Errorf("%w: %d prompt tokens and %d more exceed the context of %d", ErrTooLong, len(r.Prompt), r.MaxTokens, e.info.ContextLen)
+	case e.pool.Blocks(total) > e.info.KVBlocks:
+		return fmt.Errorf("%w: %d tokens need %d KV blocks, the device has %d", ErrTooLong, total, e.pool.Blocks(total), e.info.KVBlocks)
+	}
+	for _, list := range [][]int32{r.Prompt, r.Output} {
+		for i, t := range list {
+			if t < 0 || int(t) >= e.info.Vocab {
+				return fmt.Errorf("%w: token %d at %d is not in the vocabulary of %d", ErrInvalid, t, i, e.info.Vocab)
+			}
+		}
+	}
+	return nil
+}
+
+// accept queues a sequence.
+func (e *Engine) accept(s *Sequence) error {
+	if e.draining.Load() {
+		return ErrDraining
+	}
+	if n := e.queued.Add(1); n > int64(e.cfg.MaxWaiting) {
+		e.queued.Add(-1)
+		return fmt.Errorf("%w: %d requests wait, the limit", ErrQueueFull, e.cfg.MaxWaiting)
+	}
+	s.counted = true
+	s.report.QueuedNS = e.cfg.Now()
+	if !e.post(func() { e.add(s) }) {
+		e.queued.Add(-1)
+		return ErrStopped
+	}
+	return nil
+}
+
+func (e *Engine) add(s *Sequence) {
+	e.interval.NewRequests++
+	e.sched.Add(&s.q)
+	e.noteDeadline(s.deadline())
+}
+
+// ID of the request.
+func (s *Sequence) ID() int64 { return s.req.ID }
+
+// Export gives the KV of a ContextOnly sequence; nil for others.
+func (s *Sequence) Export() *Export { return s.export }
+
+// Next waits for tokens and returns all since the last call, which the caller owns. Done comes once, with the last
+// tokens; after it Next returns io.EOF.
+func (s *Sequence) Next(ctx context.Context) ([]infer.Token, *infer.Done, error) {
+	for {
+		s.mu.Lock()
+		tokens, done, over := s.tokens, s.done, s.over
+		s.tokens, s.done, s.over = nil, nil, over || done != nil
+		s.mu.Unlock()
+		switch {
+		case over:
+			return nil, nil, io.EOF
+		case done != nil || len(tokens) > 0:
+			return tokens, done, nil
+		}
+		select {
+		case <-s.wake:
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		}
+	}
+}
+
+// Cancel ends the sequence soon. What was sampled before is still given out, then Done with FinishCancelled. It may be
+// called at any time, more than once.
+func (s *Sequence) Cancel() {
+	s.e.post(func() { s.e.end(s, infer.Done{Reason: infer.FinishCancelled, Err: ErrCancelled}, nil) })
+}
+
+// deliver hands tokens and the end to the consumer.
+func (s *Sequence) deliver(tokens []infer.Token, done *infer.Done) {
+	s.mu.Lock()
+	s.tokens = append(s.tokens, tokens...)
+	if done != nil {
+		s.done = done
+	}
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// finish tells whether the newest known token ends the sequence.
+func (s *Sequence) finish() (infer.Done, bool) {
+	t := s.q.Tokens[len(s.q.Tokens)-1]
+	switch {
+	case (!s.req.IgnoreEOS && slices.Contains(s.e.cfg.EOS, t)) || slices.Contains(s.req.StopTokens, t):
+		return infer.Done{Reason: infer.FinishStop, StopToken: &t}, true
+	case len(s.q.Tokens) >= s.q.Limit:
+		return infer.Done{Reason: infer.FinishLength}, true
+	}
+	return infer.Done{}, false
+}
+
+// Finished tells whether a ContextOnly request is complete with its first token: nothing is left for a generation node.
+func Finished(r infer.Request, d *infer.Done) bool {
+	return d.Reason != infer.FinishLength || r.MaxTokens <= len(r.Output)+1
+}
+
+// end ends a sequence with its last tokens. The blocks go when nothing in flight names them.
+func (e *Engine) end(s *Sequence, done infer.Done, last []infer.Token) {
+	if s.ended {
+		return
+	}
+	s.ended = true
+	now := e.cfg.Now()
+	s.uncount()
+	e.sched.Finish(&s.q)
+	s.endReport(now)
+	done.Report = s.report
+	if s.export != nil {
+		e.endExport(s.export, done, now)
+	}
+	if s.hold != nil {
+		s.hold.fail(done.Err)
+	}
+	e.interval.count(done.Reason)
+	s.deliver(last, &done)
+}
+
+// uncount takes the sequence out of the queue's count.
+func (s *Sequence) uncount() {
+	if s.counted {
+		s.counted = false
+		s.e.queued.Add(-1)
+	}
+}

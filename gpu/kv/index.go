@@ -1,0 +1,172 @@
+package kv
+
+import (
+	"fmt"
+	"slices"
+
+	"meridian.internal/shared/blockhash"
+)
+
+// Prefix is how far the full blocks of one sequence are known to the index. The zero value is the start of a sequence.
+type Prefix struct {
+	n      int
+	hash   blockhash.Hash
+	serial uint64
+}
+
+// Blocks is the number of blocks of the prefix.
+func (x Prefix) Blocks() int { return x.n }
+
+// Match finds the longest prefix of the tokens whose full blocks are here, at most limit tokens of it, and appends the
+// blocks to dst, each with one more holder.
+func (p *Pool) Match(dst []int32, tokens []int32, limit int) ([]int32, Prefix) {
+	at := Prefix{hash: p.root}
+	for want := min(limit, len(tokens)) / p.perBlock; at.n < want; at.n++ {
+		part := tokens[at.n*p.perBlock : (at.n+1)*p.perBlock]
+		hash := blockhash.Chain(at.hash, part)
+		id, ok := p.find(hash, at.serial, part)
+		if !ok {
+			p.totals.Missed += int64(want - at.n)
+			break
+		}
+		p.hold(id)
+		p.totals.Reused++
+		at.hash, at.serial = hash, p.blocks[id].serial
+		dst = append(dst, id)
+	}
+	return dst, at
+}
+
+// find looks a block up and verifies that it is what the hash says: the same tokens after the same block.
+func (p *Pool) find(hash blockhash.Hash, parent uint64, tokens []int32) (int32, bool) {
+	id, ok := p.index[hash]
+	if !ok {
+		return none, false
+	}
+	b := &p.blocks[id]
+	return id, b.parent == parent && slices.Equal(b.tokens, tokens)
+}
+
+// Publish makes the full blocks of a sequence up to block number to findable; they must be written. Tokens are those of
+// the sequence from its start, blocks its block table, at what Match or the last Publish returned. A block whose content
+// is here already stays without a name, and becomes free when its last holder drops it.
+func (p *Pool) Publish(at Prefix, tokens, blocks []int32, to int) Prefix {
+	if at.n == 0 {
+		at.hash = p.root
+	}
+	for ; at.n < to; at.n++ {
+		part := tokens[at.n*p.perBlock : (at.n+1)*p.perBlock]
+		hash := blockhash.Chain(at.hash, part)
+		at.serial = p.name(blocks[at.n], at, hash, part)
+		at.hash = hash
+	}
+	return at
+}
+
+// name gives a block its name, unless another block has it rightly, and returns the serial of the content.
+func (p *Pool) name(id int32, parent Prefix, hash blockhash.Hash, tokens []int32) uint64 {
+	if other, taken := p.index[hash]; taken {
+		if _, same := p.find(hash, parent.serial, tokens); same {
+			return p.blocks[other].serial
+		}
+		p.replace(other)
+	}
+	b := &p.blocks[id]
+	if b.indexed {
+		p.unindex(id)
+	}
+	p.serial++
+	b.indexed, b.hash, b.serial, b.parent = true, hash, p.serial, parent.serial
+	b.tokens = append([]int32(nil), tokens...)
+	p.index[hash] = id
+	if p.events.Stored != nil {
+		p.events.Stored(parent.hash, hash, b.tokens)
+	}
+	return b.serial
+}
+
+// replace takes the name of a block that cannot be reached any more, because its parent was evicted and written again, or
+// whose hash collides.
+func (p *Pool) replace(id int32) {
+	b := &p.blocks[id]
+	if b.refs == 0 && b.leases == 0 {
+		p.forget(id)
+	} else {
+		p.unindex(id)
+	}
+}
+
+func (p *Pool) unindex(id int32) {
+	b := &p.blocks[id]
+	delete(p.index, b.hash)
+	if p.events.Removed != nil {
+		p.events.Removed(b.hash)
+	}
+	b.indexed, b.hash, b.serial, b.parent, b.tokens = false, 0, 0, 0, nil
+}
+
+// Check verifies that the four states are disjoint and complete, and that lists, index and counters agree. It costs one
+// pass over all blocks.
+func (p *Pool) Check() error {
+	var used, leased, cached, indexed int
+	for id := range p.blocks {
+		b := &p.blocks[id]
+		switch {
+		case b.refs < 0 || b.leases < 0:
+			return fmt.Errorf("kv: block %d has %d holders and %d leases", id, b.refs, b.leases)
+		case b.refs > 0:
+			used++
+		case b.leases > 0:
+			leased++
+		case b.indexed:
+			cached++
+		}
+		if b.indexed {
+			indexed++
+			if at, ok := p.index[b.hash]; !ok || at != int32(id) {
+				return fmt.Errorf("kv: block %d has a name that the index does not give to it", id)
+			}
+		}
+	}
+	s := p.Stats()
+	if used != s.Used || leased != s.Leased || cached != s.Cached || s.Free+s.Used+s.Leased+s.Cached != s.Max {
+		return fmt.Errorf("kv: counted %d used, %d leased, %d cached blocks; the books say %+v", used, leased, cached, s)
+	}
+	if indexed != len(p.index) {
+		return fmt.Errorf("kv: %d blocks have names, the index holds %d", indexed, len(p.index))
+	}
+	return p.checkLists()
+}
+
+func (p *Pool) checkLists() error {
+	seen := make(map[int32]bool, len(p.free)+p.cached)
+	for _, id := range p.free {
+		if b := &p.blocks[id]; seen[id] || b.refs != 0 || b.leases != 0 || b.indexed {
+			return fmt.Errorf("kv: block %d is in the free list but not free, or twice", id)
+		}
+		seen[id] = true
+	}
+	n := 0
+	for id := p.oldest; id != none; id = p.blocks[id].next {
+		if seen[id] || n > p.cached {
+			return fmt.Errorf("kv: block %d is twice in the lists", id)
+		}
+		seen[id] = true
+		n++
+	}
+	if n != p.cached {
+		return fmt.Errorf("kv: %d blocks in the list of cached ones, the books say %d", n, p.cached)
+	}
+	return nil
+}
+
+// Unowned counts the held and leased blocks that are not marked as owned, by block number: blocks that leaked.
+func (p *Pool) Unowned(owned []bool) int {
+	n := 0
+	for id := range p.blocks {
+		if b := &p.blocks[id]; (b.refs > 0 || b.leases > 0) && !owned[id] {
+			n++
+		}
+	}
+	return n
+}

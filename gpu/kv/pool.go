@@ -1,0 +1,247 @@
+// Package kv owns the accounting of KV blocks: which block is free, used, leased to a transfer or cached, who counts on
+// it, and which prefix of tokens it holds. It is pure: it knows block numbers, never bytes, devices, clocks or
+// goroutines. One goroutine, the engine's, owns a Pool.
+//
+// Each block is in exactly one of four states, and free + used + leased + cached = all:
+//
+//	free    nobody holds it and its content has no name
+//	used    at least one sequence or reservation holds it
+//	leased  only transfers hold it
+//	cached  nobody holds it, but its content can be found by its tokens; it is evicted when free blocks run out
+//
+// A block is found by the chained hash of its prefix and attached only if its tokens are equal and its parent is the very
+// block that was attached before it, so a hash collision costs a miss and never gives wrong text.
+package kv
+
+import (
+	"fmt"
+
+	"meridian.internal/shared/blockhash"
+)
+
+// none ends a list of blocks.
+const none = int32(-1)
+
+type block struct {
+	refs, leases int32
+	prev, next   int32 // neighbours among the cached blocks, oldest first
+	indexed      bool
+	hash         blockhash.Hash
+	serial       uint64 // names this content of the block; a parent is remembered by it
+	parent       uint64 // serial of the parent's content, 0 for the first block of a prefix
+	tokens       []int32
+}
+
+// Events are told of changes of the index, in order. A nil function is not called; the tokens may be kept, not changed.
+type Events struct {
+	Stored  func(parent, hash blockhash.Hash, tokens []int32)
+	Removed func(hash blockhash.Hash)
+}
+
+// Pool is the set of KV blocks of one device.
+type Pool struct {
+	perBlock       int
+	root           blockhash.Hash
+	blocks         []block
+	free           []int32
+	index          map[blockhash.Hash]int32
+	oldest, newest int32 // ends of the list of cached blocks
+	cached         int
+	used, leased   int
+	serial         uint64
+	events         Events
+	totals         Totals
+}
+
+// Totals count since the pool was made.
+type Totals struct {
+	Allocated int64 // blocks handed out empty
+	Reused    int64 // blocks attached by Match
+	Missed    int64 // full blocks that Match was asked for and did not find
+	Evicted   int64 // cached blocks that Alloc took
+}
+
+// Stats is the state of the pool. Max = Free + Used + Leased + Cached.
+type Stats struct {
+	Max, Free, Used, Leased, Cached int
+	Totals
+}
+
+// New makes a pool of free blocks of perBlock tokens each. The root is the identity of model and adapter.
+func New(blocks, perBlock int, root blockhash.Hash, events Events) *Pool {
+	p := &Pool{
+		perBlock: perBlock, root: root, events: events,
+		blocks: make([]block, blocks), free: make([]int32, blocks),
+		index: make(map[blockhash.Hash]int32), oldest: none, newest: none,
+	}
+	for i := range p.free {
+		p.free[i] = int32(blocks - 1 - i) // the first block is handed out first
+	}
+	return p
+}
+
+// Stats returns the state of the pool.
+func (p *Pool) Stats() Stats {
+	return Stats{len(p.blocks), len(p.free), p.used, p.leased, p.cached, p.totals}
+}
+
+// Available is the number of blocks that Alloc can hand out: free and cached ones.
+func (p *Pool) Available() int { return len(p.free) + p.cached }
+
+// Alloc appends n empty blocks to dst, each held once, evicting the longest unused cached ones when free ones run out.
+// With fewer than n available it changes nothing and returns false.
+func (p *Pool) Alloc(dst []int32, n int) ([]int32, bool) {
+	if p.Available() < n {
+		return dst, false
+	}
+	for range n {
+		if len(p.free) == 0 {
+			p.totals.Evicted++
+			p.forget(p.oldest)
+		}
+		id := p.free[len(p.free)-1]
+		p.free = p.free[:len(p.free)-1]
+		p.blocks[id].refs = 1
+		p.used++
+		dst = append(dst, id)
+	}
+	p.totals.Allocated += int64(n)
+	return dst, true
+}
+
+// Acquire holds the blocks of total tokens for a sequence: those that Match finds, at most limit tokens of them, and empty
+// ones for the rest. If these and spare more are not available it changes nothing and returns false.
+func (p *Pool) Acquire(tokens []int32, limit, total, spare int) ([]int32, Prefix, bool) {
+	totals, n := p.totals, p.Blocks(total)
+	blocks, prefix := p.Match(make([]int32, 0, n), tokens, limit)
+	need := n - len(blocks)
+	if p.Available() < need+spare {
+		p.Release(blocks)
+		p.totals = totals
+		return nil, Prefix{}, false
+	}
+	blocks, _ = p.Alloc(blocks, need)
+	return blocks, prefix, true
+}
+
+// PerBlock is the number of tokens of a block.
+func (p *Pool) PerBlock() int { return p.perBlock }
+
+// Blocks is the number of blocks that hold so many tokens.
+func (p *Pool) Blocks(tokens int) int { return (tokens + p.perBlock - 1) / p.perBlock }
+
+// Retain adds a holder to each block, which must be held or leased already.
+func (p *Pool) Retain(blocks []int32) {
+	for _, id := range blocks {
+		p.hold(id)
+	}
+}
+
+// Release drops one holder of each block. What nobody holds becomes cached if its content can be found, else free. The
+// end of a prefix is dropped first, so that it is evicted before what it depends on.
+func (p *Pool) Release(blocks []int32) {
+	for i := len(blocks) - 1; i >= 0; i-- {
+		b := &p.blocks[blocks[i]]
+		if b.refs <= 0 {
+			panic(fmt.Sprintf("kv: block %d released though nobody holds it", blocks[i]))
+		}
+		b.refs--
+		if b.refs > 0 {
+			continue
+		}
+		p.used--
+		if b.leases > 0 {
+			p.leased++
+		} else {
+			p.drop(blocks[i])
+		}
+	}
+}
+
+// Lease gives a transfer a hold on each block; the blocks must be held or leased already.
+func (p *Pool) Lease(blocks []int32) {
+	for _, id := range blocks {
+		b := &p.blocks[id]
+		if b.refs == 0 && b.leases == 0 {
+			panic(fmt.Sprintf("kv: block %d leased though nobody holds it", id))
+		}
+		b.leases++
+	}
+}
+
+// Unlease ends a transfer's hold.
+func (p *Pool) Unlease(blocks []int32) {
+	for i := len(blocks) - 1; i >= 0; i-- {
+		b := &p.blocks[blocks[i]]
+		if b.leases <= 0 {
+			panic(fmt.Sprintf("kv: lease of block %d ended though it has none", blocks[i]))
+		}
+		b.leases--
+		if b.refs == 0 && b.leases == 0 {
+			p.leased--
+			p.drop(blocks[i])
+		}
+	}
+}
+
+// hold adds a holder, whatever the state of the block but free.
+func (p *Pool) hold(id int32) {
+	b := &p.blocks[id]
+	b.refs++
+	if b.refs > 1 {
+		return
+	}
+	p.used++
+	switch {
+	case b.leases > 0:
+		p.leased--
+	case b.indexed:
+		p.unlink(id)
+	default:
+		panic(fmt.Sprintf("kv: free block %d retained", id))
+	}
+}
+
+// drop takes in a block that nobody holds any more.
+func (p *Pool) drop(id int32) {
+	if p.blocks[id].indexed {
+		p.link(id)
+	} else {
+		p.free = append(p.free, id)
+	}
+}
+
+// forget takes a cached block out of the cache and makes it free.
+func (p *Pool) forget(id int32) {
+	p.unlink(id)
+	p.unindex(id)
+	p.free = append(p.free, id)
+}
+
+// link makes a block the newest of the cached ones.
+func (p *Pool) link(id int32) {
+	b := &p.blocks[id]
+	b.prev, b.next = p.newest, none
+	if p.newest == none {
+		p.oldest = id
+	} else {
+		p.blocks[p.newest].next = id
+	}
+	p.newest = id
+	p.cached++
+}
+
+func (p *Pool) unlink(id int32) {
+	b := &p.blocks[id]
+	if b.prev == none {
+		p.oldest = b.next
+	} else {
+		p.blocks[b.prev].next = b.next
+	}
+	if b.next == none {
+		p.newest = b.prev
+	} else {
+		p.blocks[b.next].prev = b.prev
+	}
+	p.cached--
+}

@@ -1,0 +1,273 @@
+// Package sched owns the decision what the next step runs: continuous batching with chunked prefill. It is pure: it
+// knows sequences, slots and the KV pool, and no device, clock, channel or goroutine. One goroutine, the engine's,
+// owns a Scheduler.
+//
+// It plans on submitted work, not on finished work, so that a step can be planned while the one before it still runs: a
+// token that is being sampled counts as Pending, and blocks are given back only when no submitted step names them.
+//
+// A step takes decodes first, each one token, then prefill chunks with what is left of the token budget, both in the
+// order of service (priority, then arrival). When a decode finds no block, the last sequence in that order is preempted:
+// it gives its slot and blocks back, waits at its old place, and recomputes later; what it sampled is kept.
+package sched
+
+import (
+	"slices"
+
+	"meridian.internal/gpu/kv"
+)
+
+// Config bounds a step.
+type Config struct {
+	MaxBatchSize int // sequences with a slot
+	MaxNumTokens int // query tokens of a step; at least MaxBatchSize, so that every decode fits
+	PrefixReuse  bool
+	// OnAdmit is told when a sequence gets its slot and blocks; nil: nobody is.
+	OnAdmit func(*Seq)
+}
+
+// Scheduler plans steps.
+type Scheduler struct {
+	cfg     Config
+	pool    *kv.Pool
+	waiting []*Seq // in the order of service
+	running []*Seq // in the order of service
+	slots   []int  // free ones
+	order   uint64
+	step    uint64 // number of the step being planned
+	coming  int    // blocks that come back when steps in flight are done
+	// The head of the queue found no room when so many blocks were available: it is not tried again before there are more.
+	stuck      *Seq
+	stuckAt    int
+	stuckSpare int
+	preempted  []*Seq
+}
+
+// New makes a scheduler over a pool that it shares with its owner.
+func New(cfg Config, pool *kv.Pool) *Scheduler {
+	s := &Scheduler{cfg: cfg, pool: pool, slots: make([]int, cfg.MaxBatchSize)}
+	for i := range s.slots {
+		s.slots[i] = cfg.MaxBatchSize - 1 - i
+	}
+	return s
+}
+
+// Add queues a sequence.
+func (s *Scheduler) Add(q *Seq) {
+	s.order++
+	q.order = s.order
+	q.state = waiting
+	s.waiting = insert(s.waiting, q)
+}
+
+// Waiting and Running are the sequences in the order of service. They are read only and valid until the next call.
+func (s *Scheduler) Waiting() []*Seq { return s.waiting }
+
+// Running are the sequences that hold a slot; see Waiting.
+func (s *Scheduler) Running() []*Seq { return s.running }
+
+// Ready lets a held sequence be scheduled, with so many of its known tokens, but not all, in KV.
+func (s *Scheduler) Ready(q *Seq, computed int) {
+	q.Held, q.Fixed = false, false
+	q.Computed = computed
+}
+
+// Admit gives slots and blocks to waiting sequences as far as they reach, in order. Next does so too.
+func (s *Scheduler) Admit() {
+	for len(s.waiting) > 0 && len(s.slots) > 0 {
+		q := s.waiting[0]
+		if q.InFlight > 0 || !s.admit(q) {
+			return
+		}
+		s.waiting = slices.Delete(s.waiting, 0, 1)
+		s.running = insert(s.running, q)
+		if s.cfg.OnAdmit != nil {
+			s.cfg.OnAdmit(q)
+		}
+	}
+}
+
+func (s *Scheduler) admit(q *Seq) bool {
+	spare := 0 // each running sequence may soon need a block; do not preempt it at once for a newcomer
+	for _, r := range s.running {
+		if !r.Fixed {
+			spare++
+		}
+	}
+	if s.stuck == q && s.pool.Available() <= s.stuckAt && spare >= s.stuckSpare {
+		return false
+	}
+	limit, total := min(q.Match, len(q.Tokens)-1), len(q.Tokens)
+	if q.Held {
+		limit, total = min(q.Match, total), total+1
+	}
+	if !s.cfg.PrefixReuse {
+		limit = 0
+	}
+	blocks, prefix, ok := s.pool.Acquire(q.Tokens, limit, total, spare)
+	if !ok {
+		s.stuck, s.stuckAt, s.stuckSpare = q, s.pool.Available(), spare
+		return false
+	}
+	s.stuck = nil
+	q.Blocks, q.Prefix = blocks, prefix
+	q.Cached = prefix.Blocks() * s.pool.PerBlock()
+	q.Computed = q.Cached
+	q.Slot = s.slots[len(s.slots)-1]
+	s.slots = s.slots[:len(s.slots)-1]
+	q.state, q.assigned = running, false
+	return true
+}
+
+// Next plans a step and counts it as submitted: each item's sequence is in flight until Complete. It appends to dst, and
+// returns the sequences that it preempted, valid until the next call.
+func (s *Scheduler) Next(dst []Item) (items []Item, preempted []*Seq) {
+	s.Admit()
+	s.preempted = s.preempted[:0]
+	s.step++
+	budget := s.cfg.MaxNumTokens
+	for i := 0; i < len(s.running); { // preemption takes sequences from the end
+		q := s.running[i]
+		if s.due(q) == 1 && budget > 0 && s.grow(q, q.Computed+1, true) {
+			dst = append(dst, s.take(q, 1))
+			budget--
+		}
+		if q.state == running {
+			i++
+		}
+	}
+	for _, q := range s.running {
+		n := min(s.due(q), budget)
+		if n > 0 && q.step != s.step && s.grow(q, q.Computed+n, false) {
+			dst = append(dst, s.take(q, n))
+			budget -= n
+		}
+	}
+	return dst, s.preempted
+}
+
+// due is the number of tokens of the sequence that wait for a step.
+func (s *Scheduler) due(q *Seq) int {
+	if q.Held || q.Len() >= q.Limit {
+		return 0
+	}
+	return q.Len() - q.Computed
+}
+
+// take plans n tokens of the sequence.
+func (s *Scheduler) take(q *Seq, n int) Item {
+	it := Item{Seq: q, KVLen: q.Computed, Tokens: n, Sample: q.Computed+n == q.Len(), First: !q.assigned}
+	q.assigned, q.step = true, s.step
+	q.Computed += n
+	q.InFlight++
+	if it.Sample {
+		q.Pending++
+	}
+	return it
+}
+
+// grow makes the block table reach to so many tokens.
+func (s *Scheduler) grow(q *Seq, tokens int, preempt bool) bool {
+	need := s.pool.Blocks(tokens) - len(q.Blocks)
+	if need <= 0 {
+		return true
+	}
+	for {
+		var ok bool
+		if q.Blocks, ok = s.pool.Alloc(q.Blocks, need); ok {
+			return true
+		}
+		if !preempt || s.pool.Available()+s.coming >= need {
+			return false // blocks come back with the steps in flight
+		}
+		victim := s.victim()
+		if victim == nil {
+			return false
+		}
+		s.preempt(victim)
+		if victim == q {
+			return false
+		}
+	}
+}
+
+// victim is the last sequence in the order of service that may be preempted. Decodes are planned in that order, so it is
+// never one that the step holds already, unless it is the one that asks.
+func (s *Scheduler) victim() *Seq {
+	for i := len(s.running) - 1; i >= 0; i-- {
+		if q := s.running[i]; !q.Fixed && !q.Held {
+			return q
+		}
+	}
+	return nil
+}
+
+func (s *Scheduler) preempt(q *Seq) {
+	s.leave(q)
+	q.state = waiting
+	s.waiting = insert(s.waiting, q)
+	s.preempted = append(s.preempted, q)
+}
+
+// Finish ends a sequence, wherever it is. Its blocks go when the last step that names them is done.
+func (s *Scheduler) Finish(q *Seq) {
+	switch q.state {
+	case running:
+		s.leave(q)
+	case waiting:
+		s.waiting = remove(s.waiting, q)
+	}
+	q.state = ended
+}
+
+// leave takes slot and blocks from a running sequence.
+func (s *Scheduler) leave(q *Seq) {
+	s.running = remove(s.running, q)
+	s.slots = append(s.slots, q.Slot)
+	q.dropped = true
+	s.coming += len(q.Blocks)
+	if q.InFlight == 0 {
+		s.drop(q)
+	}
+}
+
+func (s *Scheduler) drop(q *Seq) {
+	s.coming -= len(q.Blocks)
+	s.pool.Release(q.Blocks)
+	q.Blocks, q.Prefix, q.Computed, q.Cached, q.dropped = nil, kv.Prefix{}, 0, 0, false
+}
+
+// Enter counts a copy that names the blocks of a sequence, until Complete.
+func (s *Scheduler) Enter(q *Seq) { q.InFlight++ }
+
+// Complete says that a submitted step, or a copy, that named the blocks of a sequence is done.
+func (s *Scheduler) Complete(q *Seq) {
+	q.InFlight--
+	if q.InFlight == 0 && q.dropped {
+		s.drop(q)
+	}
+}
+
+// Publish makes the full blocks of the first tokens of a sequence findable: they are written. All these tokens must be
+// known. It must come before the Complete of the step that wrote them.
+func (s *Scheduler) Publish(q *Seq, tokens int) {
+	if n := tokens / s.pool.PerBlock(); s.cfg.PrefixReuse && n > q.Prefix.Blocks() {
+		q.Prefix = s.pool.Publish(q.Prefix, q.Tokens, q.Blocks, n)
+	}
+}
+
+func insert(list []*Seq, q *Seq) []*Seq {
+	at, _ := slices.BinarySearchFunc(list, q, func(a, b *Seq) int {
+		if a.before(b) {
+			return -1
+		}
+		return 1
+	})
+	return slices.Insert(list, at, q)
+}
+
+func remove(list []*Seq, q *Seq) []*Seq {
+	if i := slices.Index(list, q); i >= 0 {
+		return slices.Delete(list, i, i+1)
+	}
+	return list
+}

@@ -1,0 +1,139 @@
+package sim
+
+import (
+	"fmt"
+	"time"
+
+	"meridian.internal/gpu/backend"
+	"meridian.internal/gpu/sample"
+)
+
+// runner is the device's side: it owns the slots and the timeline.
+type runner struct {
+	*Device
+	slots   []slot
+	free    int64 // the timeline: when the last step ended
+	scratch sample.Scratch
+	rows    []uint64  // state of each query token of the step
+	logits  []float32 // (vocab)
+}
+
+type slot struct {
+	last  int32 // the last sampled token
+	state sample.State
+	plain bool // greedy, without anything that looks at more than the largest logit
+}
+
+func newRunner(d *Device) *runner {
+	return &runner{Device: d, slots: make([]slot, d.cfg.MaxSlots)}
+}
+
+func (r *runner) run() {
+	for {
+		j, ok := r.steps.take()
+		if !ok {
+			return
+		}
+		r.step(j.batch, j.step)
+		j.step.Finish()
+	}
+}
+
+func (r *runner) step(b *backend.Batch, step *backend.Step) {
+	if step.Err = r.check(b); step.Err != nil {
+		return
+	}
+	start := max(r.cfg.Now(), r.free)
+	cost := r.cost(b)
+	r.free = start + cost
+	r.begin(b)
+	layers := int64(r.cfg.Stage.End - r.cfg.Stage.First)
+	for layer := r.cfg.Stage.First; layer < r.cfg.Stage.End; layer++ {
+		r.layer(b, layer)
+		if b.LayerDone != nil {
+			r.sleepUntil(start + cost*int64(layer+1-r.cfg.Stage.First)/layers)
+			b.LayerDone(layer + 1)
+		}
+	}
+	r.end(b, step)
+	if cost == 0 {
+		r.free = r.cfg.Now() // no model of time: what the work above really took
+	}
+	r.sleepUntil(r.free)
+	// The stamps are those of the device's own timeline, on which a late wake-up of this goroutine costs nothing. Choosing
+	// a token takes no time there.
+	step.Stamps = backend.Stamps{ForwardStartNS: start, ForwardEndNS: r.free, SampleEndNS: r.free}
+}
+
+func (r *runner) sleepUntil(at int64) {
+	if d := at - r.cfg.Now(); d > 0 {
+		r.cfg.Sleep(time.Duration(d))
+	}
+}
+
+func (r *runner) cost(b *backend.Batch) int64 {
+	c := &r.cfg.Cost
+	ns := c.Step
+	for i := range b.Entries {
+		e := &b.Entries[i]
+		if q := e.Queries(); q > 1 {
+			ns += c.PrefillToken * float64(q)
+		} else {
+			ns += c.Decode
+		}
+		ns += c.KVToken * float64(e.KVLen)
+	}
+	return int64(ns)
+}
+
+// check refuses what a real device would answer with a fault.
+func (r *runner) check(b *backend.Batch) error {
+	if r.cfg.Fail != nil {
+		if err := r.cfg.Fail(b.Iter); err != nil {
+			return err
+		}
+	}
+	for _, a := range b.Assign {
+		if !within(a.Slot, a.Slot+1, 0, len(r.slots)) {
+			return fmt.Errorf("sim: step %d assigns slot %d of %d", b.Iter, a.Slot, len(r.slots))
+		}
+	}
+	rows := 0
+	for i := range b.Entries {
+		if err := r.checkEntry(&b.Entries[i]); err != nil {
+			return fmt.Errorf("sim: step %d, entry %d: %w", b.Iter, i, err)
+		}
+		rows += b.Entries[i].Queries()
+	}
+	if r.cfg.Stage.First > 0 && len(b.Hidden) != rows*hidden {
+		return fmt.Errorf("sim: step %d has %d rows and %d hidden values, %d a row", b.Iter, rows, len(b.Hidden), hidden)
+	}
+	return nil
+}
+
+func (r *runner) checkEntry(e *backend.Entry) error {
+	end := e.KVLen + e.Queries()
+	if !within(e.Slot, e.Slot+1, 0, len(r.slots)) {
+		return fmt.Errorf("slot %d of %d", e.Slot, len(r.slots))
+	}
+	if e.KVLen < 0 || end > r.cfg.ContextLen || len(e.Blocks)*r.cfg.TokensPerBlock < end || e.Queries() == 0 {
+		return fmt.Errorf("positions [%d, %d) of a context of %d with %d blocks of %d",
+			e.KVLen, end, r.cfg.ContextLen, len(e.Blocks), r.cfg.TokensPerBlock)
+	}
+	for _, b := range e.Blocks {
+		if !within(int(b), int(b)+1, 0, r.cfg.KVBlocks) {
+			return fmt.Errorf("block %d of %d", b, r.cfg.KVBlocks)
+		}
+	}
+	for _, t := range e.Tokens {
+		if !within(int(t), int(t)+1, 0, r.cfg.Vocab) {
+			return fmt.Errorf("token %d of a vocabulary of %d", t, r.cfg.Vocab)
+		}
+	}
+	for i, q := range e.Logits {
+		if q < 0 || q >= e.Queries() || (i > 0 && q <= e.Logits[i-1]) {
+			return fmt.Errorf("logits of queries %v of %d", e.Logits, e.Queries())
+		}
+	}
+	return nil
+}

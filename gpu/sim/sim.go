@@ -1,0 +1,190 @@
+// Package sim owns the back end that has a device's behaviour without a device's arithmetic: an asynchronous timeline of
+// its own, a cost model in nanoseconds, and texts that are a pure function of the tokens so far. A token's KV holds words
+// that depend on everything before it, and each forward reads the KV of all earlier tokens, so KV that was lost,
+// swapped, duplicated or installed at the wrong place changes the text, and tests see it. It does not know requests,
+// scheduling or networks.
+package sim
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"meridian.internal/gpu/backend"
+)
+
+// Cost is the model of time. A step takes
+//
+//	Step + PrefillToken*(query tokens of entries with more than one) + Decode*(entries with one) + KVToken*(KV tokens read)
+//
+// and a copy takes CopyByte for each byte. All in nanoseconds; zero costs nothing.
+type Cost struct {
+	Step, PrefillToken, Decode, KVToken, CopyByte float64
+}
+
+// Config describes the simulated device. Fields that are zero get the value in parentheses.
+type Config struct {
+	ModelHash      string        // ("sim"); equal hashes give equal texts
+	Layers         int           // of the whole model (4)
+	Stage          backend.Stage // (all layers)
+	KVHeads        int           // (2)
+	HeadSize       int           // even (2); a token's KV is Layers*2*KVHeads*HeadSize float32
+	Vocab          int           // (32000)
+	ContextLen     int           // (8192)
+	TokensPerBlock int           // (32)
+	KVBlocks       int           // (1024)
+	MaxSlots       int           // (256)
+	Cost           Cost
+	// Shallow reads the KV of the previous token only: cheaper with long contexts, and damage goes mostly unseen.
+	Shallow bool
+	Now     func() int64           // steady clock in ns, for stamps and the timeline; required
+	Fail    func(iter int64) error // fails a step, for tests of what a fault does; may be nil
+	Sleep   func(time.Duration)    // (time.Sleep)
+}
+
+func (c *Config) setDefaults() {
+	for _, d := range []struct {
+		field *int
+		value int
+	}{
+		{&c.Layers, 4}, {&c.KVHeads, 2}, {&c.HeadSize, 2}, {&c.Vocab, 32000}, {&c.ContextLen, 8192},
+		{&c.TokensPerBlock, 32}, {&c.KVBlocks, 1024}, {&c.MaxSlots, 256},
+	} {
+		if *d.field == 0 {
+			*d.field = d.value
+		}
+	}
+	if c.Stage == (backend.Stage{}) {
+		c.Stage = backend.Stage{End: c.Layers}
+	}
+	if c.ModelHash == "" {
+		c.ModelHash = "sim"
+	}
+	if c.Sleep == nil {
+		c.Sleep = time.Sleep
+	}
+}
+
+func (c *Config) validate() error {
+	for _, f := range []struct {
+		name  string
+		value int
+	}{
+		{"Layers", c.Layers}, {"KVHeads", c.KVHeads}, {"HeadSize", c.HeadSize}, {"Vocab", c.Vocab}, {"ContextLen", c.ContextLen},
+		{"TokensPerBlock", c.TokensPerBlock}, {"KVBlocks", c.KVBlocks}, {"MaxSlots", c.MaxSlots},
+	} {
+		if f.value < 1 {
+			return fmt.Errorf("sim: %s is %d, must be at least 1", f.name, f.value)
+		}
+	}
+	switch {
+	case c.HeadSize%2 != 0:
+		return fmt.Errorf("sim: HeadSize is %d, must be even", c.HeadSize)
+	case c.Stage.First < 0 || c.Stage.First >= c.Stage.End || c.Stage.End > c.Layers:
+		return fmt.Errorf("sim: stage [%d, %d) is not a part of %d layers", c.Stage.First, c.Stage.End, c.Layers)
+	case c.Now == nil:
+		return fmt.Errorf("sim: no clock: Now is nil")
+	}
+	return nil
+}
+
+// hidden is the size of a hidden state: one 64-bit word, 16 bits an element, which float32 holds exactly.
+const hidden = 4
+
+// Device is the back end. Two goroutines work for it until Close: one owns the slots and runs the steps, one runs the
+// copies.
+type Device struct {
+	cfg    Config
+	memory memory
+	steps  queue[job]
+	copies queue[func()]
+	wg     sync.WaitGroup
+}
+
+type job struct {
+	batch *backend.Batch
+	step  *backend.Step
+}
+
+// New starts a device.
+func New(cfg Config) (*Device, error) {
+	cfg.setDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	d := &Device{cfg: cfg, memory: newMemory(&cfg)}
+	d.steps.init()
+	d.copies.init()
+	d.wg.Go(func() { newRunner(d).run() })
+	d.wg.Go(func() {
+		for {
+			work, ok := d.copies.take()
+			if !ok {
+				return
+			}
+			work()
+		}
+	})
+	return d, nil
+}
+
+// Info describes the device.
+func (d *Device) Info() backend.Info {
+	c := &d.cfg
+	return backend.Info{
+		Device: "sim", ModelHash: c.ModelHash, Vocab: c.Vocab, ContextLen: c.ContextLen,
+		Layers: c.Layers, Stage: c.Stage, Hidden: hidden, KVHeads: c.KVHeads, HeadSize: c.HeadSize, KVType: "f32",
+		RoPE: "none", TokensPerBlock: c.TokensPerBlock, KVBlocks: c.KVBlocks, MaxSlots: c.MaxSlots,
+		Numerics: "sim-1", DeviceClock: "mono",
+	}
+}
+
+// Submit queues a step.
+func (d *Device) Submit(b *backend.Batch) *backend.Step {
+	step := backend.NewStep(b.Iter)
+	if !d.steps.put(job{b, step}) {
+		step.Err = errClosed
+		step.Finish()
+	}
+	return step
+}
+
+// CopyOut queues a copy of KV into dst.
+func (d *Device) CopyOut(regions []backend.Region, dst []byte) *backend.Copy {
+	return d.queueCopy(regions, dst, d.memory.read)
+}
+
+// CopyIn queues a copy of src into KV.
+func (d *Device) CopyIn(regions []backend.Region, src []byte) *backend.Copy {
+	return d.queueCopy(regions, src, d.memory.write)
+}
+
+func (d *Device) queueCopy(regions []backend.Region, data []byte, move func(backend.Region, []byte) []byte) *backend.Copy {
+	c := backend.NewCopy()
+	work := func() {
+		defer c.Finish()
+		c.StartNS = d.cfg.Now()
+		if c.Err = d.memory.check(regions, len(data)); c.Err == nil {
+			if cost := time.Duration(d.cfg.Cost.CopyByte * float64(len(data))); cost > 0 {
+				d.cfg.Sleep(cost)
+			}
+			for _, r := range regions {
+				data = move(r, data)
+			}
+		}
+		c.EndNS = d.cfg.Now()
+	}
+	if !d.copies.put(work) {
+		c.Err = errClosed
+		c.Finish()
+	}
+	return c
+}
+
+// Close runs what is queued, then ends the device's goroutines.
+func (d *Device) Close() error {
+	d.steps.close()
+	d.copies.close()
+	d.wg.Wait()
+	return nil
+}
