@@ -1,15 +1,212 @@
 package phase
 
-import "encoding/json"
+import (
+	"errors"
+	"strconv"
 
-// Append appends r as one JSON object without a newline.
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/jsonline"
+)
+
+// Errors of Parse.
+var (
+	// ErrBadRecord is returned when a text is no JSON object of the record's shape.
+	ErrBadRecord = errors.New("phase: bad record")
+	// ErrSchema is returned when a record is of another schema than meridian.phase/1.
+	ErrSchema = errors.New("phase: unknown schema")
+)
+
+// Append appends r as one JSON object without a newline. The output equals that of encoding/json.
 func Append(dst []byte, r *Record) []byte {
-	b, _ := json.Marshal(r)
-	return append(dst, b...)
+	w := jsonline.Writer{B: dst}
+	w.Open('{')
+	appendIdentity(&w, r)
+	w.OptStr("finish_reason", r.FinishReason)
+	if e := r.Error; e != nil {
+		w.OpenKey("error", '{')
+		w.Str("stage", e.Stage)
+		w.Str("type", e.Type)
+		w.Str("message", e.Message)
+		w.Bool("retryable", e.Retryable)
+		w.Close('}')
+	}
+	appendClocks(&w, r.Clocks)
+	w.PtrInt("pushed_offset_ns", r.PushedOffsetNS)
+	AppendStamps(&w, &r.Stamps)
+	w.OpenKey("tokens", '{')
+	w.Int("prompt", int64(r.Tokens.Prompt))
+	w.Int("cached", int64(r.Tokens.Cached))
+	w.Int("output", int64(r.Tokens.Output))
+	w.Close('}')
+	if r.KV != nil {
+		AppendKV(&w, r.KV)
+	}
+	if r.Transfer != nil {
+		AppendTransfer(&w, r.Transfer)
+	}
+	if r.Iters != nil {
+		w.OpenKey("iters", '{')
+		w.Int("first", r.Iters.First)
+		w.Int("last", r.Iters.Last)
+		w.Close('}')
+	}
+	w.Int("preemptions", int64(r.Preemptions))
+	w.Int("preempted_ns", r.PreemptedNS)
+	appendChunks(&w, r.Chunks)
+	if r.Decision != nil {
+		AppendDecision(&w, r.Decision)
+	}
+	w.OptInt("step_messages", int64(r.StepMessages))
+	if r.EnergyJ != nil {
+		w.Float("energy_j", *r.EnergyJ)
+	}
+	w.Close('}')
+	return w.B
 }
 
-// Parse reads one record.
-func Parse(b []byte) (*Record, error) {
-	var r Record
-	return &r, json.Unmarshal(b, &r)
+func appendIdentity(w *jsonline.Writer, r *Record) {
+	w.Str("schema", r.Schema)
+	w.Str("role", string(r.Role))
+	w.Str("node", r.Node)
+	w.Str("instance", string(r.Instance))
+	w.Str("router", r.Router)
+	w.Str("request_id", r.RequestID)
+	w.OptStr("client_request_id", r.ClientRequestID)
+	if r.DisaggRequestID != 0 {
+		w.Key("disagg_request_id")
+		w.B = append(strconv.AppendInt(append(w.B, '"'), r.DisaggRequestID, 10), '"')
+	}
+	w.Int("sub", int64(r.Sub))
+	w.Int("attempt", int64(r.Attempt))
+	w.OptStr("traceparent", r.Traceparent)
+	if r.Probe {
+		w.Bool("probe", true)
+	}
+	w.Str("style", r.Style)
+	w.Str("model", r.Model)
+	w.Bool("streamed", r.Streamed)
+	w.Str("outcome", string(r.Outcome))
+}
+
+func appendClocks(w *jsonline.Writer, clocks []Clock) {
+	if clocks == nil {
+		w.Null("clocks")
+		return
+	}
+	w.OpenKey("clocks", '[')
+	for i := range clocks {
+		w.Open('{')
+		w.Str("id", string(clocks[i].ID))
+		w.Str("kind", clocks[i].Kind)
+		if e := clocks[i].Estimate; e != nil {
+			w.OpenKey("estimate", '{')
+			appendEstimate(w, e)
+			w.Close('}')
+		}
+		w.Close('}')
+	}
+	w.Close(']')
+}
+
+func appendEstimate(w *jsonline.Writer, e *clock.Estimate) {
+	w.Str("reference", string(e.Reference))
+	w.Str("local", string(e.Local))
+	w.Int("offset_ns", e.OffsetNS)
+	w.Int("skew_ppb", e.SkewPPB)
+	w.Int("skew_err_ppb", e.SkewErrPPB)
+	w.Int("eta_ppb_per_s", e.EtaPPBPerS)
+	w.Int("lower_ns", e.LowerNS)
+	w.Int("upper_ns", e.UpperNS)
+	w.Int("at_ns", e.AtNS)
+	w.Int("valid_from_ns", e.ValidFromNS)
+	w.OptInt("void_after_ns", e.VoidAfterNS)
+	w.Int("seq", e.Seq)
+	w.Str("state", string(e.State))
+	w.OptStr("transport", e.Transport)
+	w.OptStr("via", e.Via)
+	w.OptInt("rtt_ns", e.RTTNS)
+	w.OptInt("samples", e.Samples)
+}
+
+// AppendStamps writes the member "stamps".
+func AppendStamps(w *jsonline.Writer, s *Stamps) {
+	w.OpenKey("stamps", '{')
+	w.Int("clock", int64(s.Clock))
+	for _, f := range s.All() {
+		w.PtrInt(f.Name, *f.NS)
+	}
+	w.Close('}')
+}
+
+// AppendKV writes the member "kv".
+func AppendKV(w *jsonline.Writer, k *infer.KVCounts) {
+	w.OpenKey("kv", '{')
+	w.Int("alloc_total_blocks", int64(k.AllocTotalBlocks))
+	w.Int("alloc_new_blocks", int64(k.AllocNewBlocks))
+	w.Int("reused_blocks", int64(k.ReusedBlocks))
+	w.Int("partial_blocks", int64(k.PartialBlocks))
+	w.Int("missed_blocks", int64(k.MissedBlocks))
+	w.Close('}')
+}
+
+// AppendTransfer writes the member "transfer".
+func AppendTransfer(w *jsonline.Writer, t *Transfer) {
+	w.OpenKey("transfer", '{')
+	w.Str("peer", t.Peer)
+	w.Int("bytes", t.Bytes)
+	w.Int("frames", t.Frames)
+	w.Int("tokens", int64(t.Tokens))
+	w.Int("tokens_held", int64(t.TokensHeld))
+	w.PtrInt("requested_ns", t.RequestedNS)
+	w.PtrInt("start_ns", t.StartNS)
+	w.PtrInt("last_byte_ns", t.LastByteNS)
+	w.PtrInt("installed_ns", t.InstalledNS)
+	w.Int("wire_ns", t.WireNS)
+	w.Int("install_ns", t.InstallNS)
+	w.Close('}')
+}
+
+func appendChunks(w *jsonline.Writer, chunks []infer.Chunk) {
+	if len(chunks) == 0 {
+		return
+	}
+	w.OpenKey("chunks", '[')
+	for i := range chunks {
+		c := &chunks[i]
+		w.Open('{')
+		w.Int("iter", c.Iter)
+		w.Int("tokens", int64(c.Tokens))
+		w.Int("kv_tokens", int64(c.KVTokens))
+		w.Int("batch_size", int64(c.BatchSize))
+		w.Int("forward_start_ns", c.ForwardStartNS)
+		w.Int("forward_end_ns", c.ForwardEndNS)
+		w.Int("sample_end_ns", c.SampleEndNS)
+		w.Close('}')
+	}
+	w.Close(']')
+}
+
+// AppendDecision writes the member "decision".
+func AppendDecision(w *jsonline.Writer, d *Decision) {
+	w.OpenKey("decision", '{')
+	w.Str("policy", d.Policy)
+	w.OptStr("ctx", d.Ctx)
+	w.Str("gen", d.Gen)
+	w.Str("reason", d.Reason)
+	if len(d.Candidates) > 0 {
+		w.OpenKey("candidates", '[')
+		for i := range d.Candidates {
+			c := &d.Candidates[i]
+			w.Open('{')
+			w.Str("node", c.Node)
+			w.Float("score", c.Score)
+			w.Int("running", int64(c.Running))
+			w.Int("waiting", int64(c.Waiting))
+			w.NullInt("load_age_ns", c.LoadAgeNS)
+			w.Close('}')
+		}
+		w.Close(']')
+	}
+	w.Close('}')
 }

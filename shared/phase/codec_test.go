@@ -1,0 +1,283 @@
+package phase
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"meridian.internal/shared/infer"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// fill puts a different value into every field.
+func fill(v reflect.Value, n *int) {
+	*n++
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			fill(v.Field(i), n)
+		}
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem(), n)
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+		fill(v.Index(0), n)
+		fill(v.Index(1), n)
+	case reflect.String:
+		v.SetString(fmt.Sprintf("text %d \"é\u2028\xff", *n))
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		v.SetInt(int64(*n) << 16)
+	case reflect.Float64:
+		v.SetFloat(float64(*n) + 0.25)
+	default:
+		panic("unknown kind " + v.Kind().String())
+	}
+}
+
+func full() *Record {
+	r, n := new(Record), 0
+	fill(reflect.ValueOf(r).Elem(), &n)
+	r.Schema = Schema
+	r.Stamps.Clock = 1
+	return r
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// typical is a ctx node's record as production writes it.
+func typical() *Record {
+	t0 := int64(123456789012345)
+	at := func(us int64) *int64 { return ptr(t0 + us*1000) }
+	return &Record{
+		Schema: Schema, Role: Ctx, Node: "ctx0", Instance: "5a72a6b7c93ab5e1.80ef1c63", Router: "router0", RequestID: "r-0198c2f4b7",
+		DisaggRequestID: 1450704281600000, Style: "generation_first", Model: "meridian-tiny", Streamed: true, Outcome: Finished,
+		FinishReason: "length", Clocks: []Clock{{ID: "5a72a6b7c93ab5e1.80ef1c63", Kind: "mono"}}, Iters: &Iters{812, 815},
+		Stamps: Stamps{ReceiveNS: at(0), ParsedNS: at(85), AdmittedNS: at(90), QueuedNS: at(92), FirstScheduledNS: at(140), FirstTokenNS: at(9000), EndNS: at(9300)},
+		Tokens: Tokens{Prompt: 700, Cached: 128, Output: 1}, KV: &infer.KVCounts{AllocTotalBlocks: 22, AllocNewBlocks: 18, ReusedBlocks: 4, MissedBlocks: 18},
+		Transfer: &Transfer{Peer: "gen0", Bytes: 1 << 20, Frames: 40, Tokens: 572, TokensHeld: 128, RequestedNS: at(20), StartNS: at(2500), LastByteNS: at(9100), InstalledNS: at(9250), WireNS: 400000, InstallNS: 0},
+		Chunks: []infer.Chunk{{Iter: 812, Tokens: 256, KVTokens: 128, BatchSize: 1, ForwardStartNS: t0 + 150000, ForwardEndNS: t0 + 4000000, SampleEndNS: t0 + 4000000},
+			{Iter: 813, Tokens: 316, KVTokens: 384, BatchSize: 2, ForwardStartNS: t0 + 4100000, ForwardEndNS: t0 + 8900000, SampleEndNS: t0 + 8990000}},
+	}
+}
+
+func stdlib(t testing.TB, r *Record) string {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(r); err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+func TestAppendEqualsEncodingJSON(t *testing.T) {
+	for name, r := range map[string]*Record{"full": full(), "empty": {}, "typical": typical()} {
+		if got, want := string(Append(nil, r)), stdlib(t, r); got != want {
+			t.Errorf("%s:\n%s\nwant\n%s", name, got, want)
+		}
+	}
+}
+
+func TestARecordWithADifferentValueInEveryFieldSurvivesARoundTrip(t *testing.T) {
+	r := full()
+	got, err := Parse(Append(nil, r))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := new(Record) // what encoding/json makes of it: bad UTF-8 is replaced
+	if err := json.Unmarshal([]byte(stdlib(t, r)), want); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%s\nwant\n%s", stdlib(t, got), stdlib(t, want))
+	}
+}
+
+func TestStampsListsEveryStampOfTheType(t *testing.T) {
+	var s Stamps
+	all, v := s.All(), reflect.ValueOf(&s).Elem()
+	at := 0
+	for i := range v.NumField() {
+		if v.Field(i).Kind() != reflect.Pointer {
+			continue
+		}
+		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+		if at == len(all) || all[at].Name != name || reflect.ValueOf(all[at].NS).Pointer() != v.Field(i).Addr().Pointer() {
+			t.Fatalf("field %d: %s is not entry %d of All", i, name, at)
+		}
+		at++
+	}
+	if at != len(all) {
+		t.Errorf("All has %d entries, the type %d stamps", len(all), at)
+	}
+}
+
+func TestGolden(t *testing.T) {
+	for name, r := range map[string]*Record{"full": full(), "ctx": typical()} {
+		path := filepath.Join("testdata", name+".json")
+		got := append(Append(nil, r), '\n')
+		if *update {
+			os.MkdirAll("testdata", 0o755)
+			os.WriteFile(path, got, 0o644)
+		}
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s:\n%s\nwant\n%s", path, got, want)
+		}
+	}
+}
+
+func TestParseReportsWhatIsWrong(t *testing.T) {
+	cases := []struct {
+		name, text string
+		want       error
+	}{
+		{"no object", `[]`, ErrBadRecord},
+		{"nothing", ``, ErrBadRecord},
+		{"cut off", `{"schema":"meridian.phase/1","role":"c`, ErrBadRecord},
+		{"a text where a number belongs", `{"schema":"meridian.phase/1","sub":"x"}`, ErrBadRecord},
+		{"a number that is too large", `{"schema":"meridian.phase/1","stamps":{"end_ns":99999999999999999999}}`, ErrBadRecord},
+		{"a clock that the table lacks", `{"schema":"meridian.phase/1","stamps":{"clock":7}}`, ErrBadRecord},
+		{"another schema", `{"schema":"meridian.phase/2"}`, ErrSchema},
+		{"no schema", `{}`, ErrSchema},
+	}
+	for _, c := range cases {
+		if _, err := Parse([]byte(c.text)); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+	}
+}
+
+func TestParseSkipsUnknownMembersAndKeepsNullApartFromZero(t *testing.T) {
+	r, err := Parse([]byte(`{"schema":"meridian.phase/1","later":{"x":[1,{}]},"stamps":{"receive_ns":0,"end_ns":null,"soon_ns":5},"disagg_request_id":9007199254740993}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Stamps.ReceiveNS == nil || *r.Stamps.ReceiveNS != 0 || r.Stamps.EndNS != nil || r.DisaggRequestID != 9007199254740993 {
+		t.Errorf("%+v", r)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(Append(nil, full()))
+	f.Add(Append(nil, typical()))
+	f.Add([]byte(`{"schema":"meridian.phase/1"}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := Parse(b)
+		if err != nil {
+			if !errors.Is(err, ErrBadRecord) && !errors.Is(err, ErrSchema) {
+				t.Fatalf("undocumented error %v", err)
+			}
+			return
+		}
+		again, err := Parse(Append(nil, r))
+		if err != nil || stdlib(t, again) != stdlib(t, r) {
+			t.Errorf("no round trip (%v):\n%s\n%s", err, stdlib(t, r), Append(nil, r))
+		}
+	})
+}
+
+func someSteps(n int) *infer.Steps {
+	s := new(infer.Steps)
+	for i := range n {
+		t := int64(123456789012345 + 2000000*i)
+		s.Step = append(s.Step, int32(i))
+		s.Iter = append(s.Iter, int64(900+i))
+		s.ForwardStartNS = append(s.ForwardStartNS, t)
+		s.ForwardEndNS = append(s.ForwardEndNS, t+int64(i%7)*1000)
+		s.SampleEndNS = append(s.SampleEndNS, t-5)
+		s.TokenNS = append(s.TokenNS, -t)
+		s.KVTokens = append(s.KVTokens, int32(700+i))
+		s.BatchSize = append(s.BatchSize, int32(1+i%3))
+	}
+	return s
+}
+
+func TestStepColumnsSurviveARoundTripInPartsThatFit(t *testing.T) {
+	rec := typical()
+	for _, n := range []int{1, 2, stepRows, stepRows + 1, 10000} {
+		want := someSteps(n)
+		want.Truncated = 3
+		got := new(infer.Steps)
+		parts := AppendSteps(rec, want)
+		for i, p := range parts {
+			h, s, err := ParseSteps(p)
+			if err != nil || len(p) > MaxStepMessage {
+				t.Fatalf("%d steps, part %d of %d bytes: %v", n, i, len(p), err)
+			}
+			if h.Part != i || h.Parts != len(parts) || h.RequestID != rec.RequestID || h.Node != rec.Node || h.Instance != rec.Instance || h.Role != rec.Role {
+				t.Errorf("header %+v", h)
+			}
+			got.Step = append(got.Step, s.Step...)
+			got.Iter = append(got.Iter, s.Iter...)
+			got.ForwardStartNS = append(got.ForwardStartNS, s.ForwardStartNS...)
+			got.ForwardEndNS = append(got.ForwardEndNS, s.ForwardEndNS...)
+			got.SampleEndNS = append(got.SampleEndNS, s.SampleEndNS...)
+			got.TokenNS = append(got.TokenNS, s.TokenNS...)
+			got.KVTokens = append(got.KVTokens, s.KVTokens...)
+			got.BatchSize = append(got.BatchSize, s.BatchSize...)
+			got.Truncated = s.Truncated
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%d steps differ after the round trip", n)
+		}
+	}
+	if AppendSteps(rec, nil) != nil || AppendSteps(rec, &infer.Steps{}) != nil {
+		t.Error("no steps make a message")
+	}
+}
+
+func FuzzParseSteps(f *testing.F) {
+	f.Add(AppendSteps(typical(), someSteps(3))[0])
+	f.Add([]byte(stepMagic + "\xff\xff\xff\xff\x0f"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if _, _, err := ParseSteps(b); err != nil && !errors.Is(err, ErrBadSteps) && !errors.Is(err, ErrSchema) {
+			t.Fatalf("undocumented error %v", err)
+		}
+	})
+}
+
+func BenchmarkAppend(b *testing.B) {
+	r := typical()
+	b.Run("ours", func(b *testing.B) {
+		var buf []byte
+		for b.Loop() {
+			buf = Append(buf[:0], r)
+		}
+		b.SetBytes(int64(len(buf)))
+	})
+	b.Run("encoding_json", func(b *testing.B) {
+		for b.Loop() {
+			json.Marshal(r)
+		}
+	})
+}
+
+func BenchmarkParse(b *testing.B) {
+	text := Append(nil, typical())
+	b.Run("ours", func(b *testing.B) {
+		b.SetBytes(int64(len(text)))
+		for b.Loop() {
+			Parse(text)
+		}
+	})
+	b.Run("encoding_json", func(b *testing.B) {
+		for b.Loop() {
+			json.Unmarshal(text, new(Record))
+		}
+	})
+}

@@ -1,0 +1,153 @@
+package phase
+
+import (
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/jsonline"
+)
+
+// ParseTransfer reads the member "transfer".
+func ParseTransfer(r *jsonline.Reader) *Transfer {
+	if !r.Object() {
+		return nil
+	}
+	t := new(Transfer)
+	for key, ok := r.Key(); ok; key, ok = r.Key() {
+		switch key {
+		case "peer":
+			t.Peer = r.String()
+		case "bytes":
+			t.Bytes = r.Int()
+		case "frames":
+			t.Frames = r.Int()
+		case "tokens":
+			t.Tokens = int(r.Int())
+		case "tokens_held":
+			t.TokensHeld = int(r.Int())
+		case "requested_ns":
+			t.RequestedNS = r.IntPtr()
+		case "start_ns":
+			t.StartNS = r.IntPtr()
+		case "last_byte_ns":
+			t.LastByteNS = r.IntPtr()
+		case "installed_ns":
+			t.InstalledNS = r.IntPtr()
+		case "wire_ns":
+			t.WireNS = r.Int()
+		case "install_ns":
+			t.InstallNS = r.Int()
+		default:
+			r.Skip()
+		}
+	}
+	return t
+}
+
+func parseIters(r *jsonline.Reader) *Iters {
+	if !r.Object() {
+		return nil
+	}
+	it := new(Iters)
+	for key, ok := r.Key(); ok; key, ok = r.Key() {
+		switch key {
+		case "first":
+			it.First = r.Int()
+		case "last":
+			it.Last = r.Int()
+		default:
+			r.Skip()
+		}
+	}
+	return it
+}
+
+func parseChunks(r *jsonline.Reader) []infer.Chunk {
+	var chunks []infer.Chunk
+	if !r.Array() {
+		return nil
+	}
+	for r.Item() {
+		chunks = append(chunks, parseChunk(r))
+	}
+	return chunks
+}
+
+func parseChunk(r *jsonline.Reader) (c infer.Chunk) {
+	if !r.Object() {
+		return c
+	}
+	for key, ok := r.Key(); ok; key, ok = r.Key() {
+		switch key {
+		case "iter":
+			c.Iter = r.Int()
+		case "tokens":
+			c.Tokens = int(r.Int())
+		case "kv_tokens":
+			c.KVTokens = int(r.Int())
+		case "batch_size":
+			c.BatchSize = int(r.Int())
+		case "forward_start_ns":
+			c.ForwardStartNS = r.Int()
+		case "forward_end_ns":
+			c.ForwardEndNS = r.Int()
+		case "sample_end_ns":
+			c.SampleEndNS = r.Int()
+		default:
+			r.Skip()
+		}
+	}
+	return c
+}
+
+// ParseDecision reads the member "decision".
+func ParseDecision(r *jsonline.Reader) *Decision {
+	if !r.Object() {
+		return nil
+	}
+	d := new(Decision)
+	for key, ok := r.Key(); ok; key, ok = r.Key() {
+		switch key {
+		case "policy":
+			d.Policy = r.String()
+		case "ctx":
+			d.Ctx = r.String()
+		case "gen":
+			d.Gen = r.String()
+		case "reason":
+			d.Reason = r.String()
+		case "candidates":
+			d.Candidates = parseCandidates(r)
+		default:
+			r.Skip()
+		}
+	}
+	return d
+}
+
+func parseCandidates(r *jsonline.Reader) (list []Candidate) {
+	if !r.Array() {
+		return nil
+	}
+	for r.Item() {
+		var c Candidate
+		if r.Object() {
+			for key, ok := r.Key(); ok; key, ok = r.Key() {
+				switch key {
+				case "node":
+					c.Node = r.String()
+				case "score":
+					c.Score = r.Float()
+				case "running":
+					c.Running = int(r.Int())
+				case "waiting":
+					c.Waiting = int(r.Int())
+				case "load_age_ns":
+					c.LoadAgeNS = r.IntPtr()
+				default:
+					r.Skip()
+				}
+			}
+		}
+		list = append(list, c)
+	}
+	return list
+}
