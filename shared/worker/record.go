@@ -1,0 +1,133 @@
+package worker
+
+import (
+	"meridian.internal/shared/api"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/phase"
+)
+
+// newRecord begins the record of an attempt with what its headers say.
+func (n *Node) newRecord(o origin) *phase.Record {
+	rec := &phase.Record{
+		Schema: phase.Schema, Role: n.o.Role, Node: n.o.Name, Instance: n.o.Steady.ID(), Router: o.router,
+		RequestID: o.requestID, ClientRequestID: o.clientID, Sub: o.sub, Attempt: o.attempt, Traceparent: o.traceparent,
+		Probe: o.probe, Style: "aggregated", Model: n.o.Model.Name,
+		Clocks: []phase.Clock{{ID: n.o.Steady.ID(), Kind: "mono"}},
+	}
+	if ns, ok := n.o.Adjusted.Offset(o.receivedNS); ok {
+		rec.PushedOffsetNS = &ns
+	}
+	rec.Stamps.ReceiveNS = &o.receivedNS
+	return rec
+}
+
+// reject publishes the record of a request that was refused before it became a leg.
+func (n *Node) reject(o origin, e *api.Error) *api.Error {
+	rec := n.newRecord(o)
+	rec.Outcome = phase.Rejected
+	rec.Error = recordError(e)
+	rec.Stamps.EndNS = stamp(n.o.Steady.Now())
+	e.RequestID = o.requestID
+	n.publish(rec, nil)
+	return e
+}
+
+// fill completes the record: the attempt has ended, its last bytes are about to be written.
+func (a *attempt) fill() {
+	if a.finished {
+		return
+	}
+	a.finished = true
+	rec := a.rec
+	s := &rec.Stamps
+	s.AdmittedNS, s.HeadersSentNS = stamp(a.leg.admitted), stamp(a.leg.flushed)
+	s.FirstTokenNS, s.LastTokenNS, s.FirstTokenSentNS = stamp(a.firstNS), stamp(a.lastNS), stamp(a.sentNS)
+	rec.Tokens = phase.Tokens{Prompt: len(a.leg.Request.Prompt), Output: a.tokens}
+	if a.done != nil {
+		a.fillReport(a.done.Report)
+	}
+	rec.Outcome, rec.FinishReason = phase.Finished, a.finish
+	if a.failure != nil {
+		rec.Outcome, rec.FinishReason = outcomeOf(a.failure, a.seq != nil), ""
+		rec.Error = recordError(a.failure)
+	}
+	s.EndNS = stamp(a.n.o.Steady.Now())
+}
+
+func (a *attempt) fillReport(r infer.Report) {
+	rec, s := a.rec, &a.rec.Stamps
+	s.QueuedNS, s.FirstScheduledNS = stamp(r.QueuedNS), stamp(r.FirstScheduledNS)
+	if s.AdmittedNS == nil {
+		s.AdmittedNS = stamp(r.QueuedNS)
+	}
+	if r.PromptTokens > 0 {
+		rec.Tokens.Prompt = r.PromptTokens
+	}
+	rec.Tokens.Cached = r.CachedTokens
+	rec.Preemptions, rec.PreemptedNS = r.Preemptions, r.PreemptedNS
+	rec.Chunks = r.Chunks
+	if r.QueuedNS != 0 {
+		kv := r.KV
+		rec.KV = &kv
+	}
+	if r.FirstScheduledNS != 0 {
+		rec.Iters = &phase.Iters{First: r.FirstIter, Last: r.LastIter}
+	}
+}
+
+// settle publishes the record: now, or once what goes on after the answer has ended.
+func (a *attempt) settle() {
+	a.fill()
+	var steps *infer.Steps
+	if a.done != nil {
+		steps = a.done.Report.Steps
+	}
+	if a.leg.Settle == nil {
+		a.rec.Transfer = a.leg.Transfer
+		a.n.publish(a.rec, steps)
+		return
+	}
+	a.n.settling.Go(func() {
+		fault := a.leg.Settle()
+		a.rec.Transfer = a.leg.Transfer
+		if fault != nil && a.rec.Outcome == phase.Finished {
+			a.rec.Outcome, a.rec.Error = phase.Failed, fault
+		}
+		a.n.publish(a.rec, steps)
+	})
+}
+
+// publish hands a record over. Monitoring never fails a request: a lost record is counted by the publisher.
+func (n *Node) publish(rec *phase.Record, steps *infer.Steps) {
+	n.metrics.count(rec)
+	if n.o.Publish == nil {
+		return
+	}
+	if err := n.o.Publish(rec, steps); err != nil {
+		n.o.Logger.Warn("record lost", "request_id", rec.RequestID, "error", err)
+	}
+}
+
+func outcomeOf(e *api.Error, started bool) phase.Outcome {
+	switch {
+	case e.Type == api.TypeCancelled:
+		return phase.Cancelled
+	case e.Type == api.TypeTimeout:
+		return phase.Expired
+	case !started && e.Status() < 500, !started && e.Type == api.TypeOverloaded, !started && e.Type == api.TypeUnavailable:
+		return phase.Rejected
+	}
+	return phase.Failed
+}
+
+func recordError(e *api.Error) *phase.Error {
+	return &phase.Error{Stage: e.Stage, Type: e.Type, Message: e.Message, Retryable: e.Retryable}
+}
+
+// stamp gives nil for a point that was not reached.
+func stamp(ns int64) *int64 {
+	if ns == 0 {
+		return nil
+	}
+	return &ns
+}
