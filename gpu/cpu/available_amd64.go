@@ -1,0 +1,3 @@
+package cpu
+
+func available() []*kernels { return []*kernels{scalarKernels()} }

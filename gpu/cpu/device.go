@@ -1,0 +1,167 @@
+package cpu
+
+import (
+	"fmt"
+
+	"meridian.internal/gpu/backend"
+	"meridian.internal/gpu/model"
+	"meridian.internal/gpu/sample"
+)
+
+// device is everything that the device goroutine owns.
+type device struct {
+	info   backend.Info
+	config *model.Config
+	ks     *kernels
+	pool   *pool
+	now    func() int64
+	kv     *kvMemory
+	rope   *rope
+
+	embed  *model.Tensor
+	layers []layer // of the stage
+	norm   []float32
+	head   weight
+
+	slots   []slot
+	scratch []scratch // one per worker
+
+	rows []row // of the step, in the order of its entries
+	// Activations of the step; matrix.resize gives them its rows.
+	hidden matrix // (rows, hidden): the residual stream
+	normed matrix // (rows, hidden): input of the products
+	sum    matrix // (rows, hidden): what a product adds to the stream
+	query  matrix // (rows, heads * head size), then the output of attention
+	key    matrix // (rows, KV heads * head size)
+	value  matrix // (rows, KV heads * head size)
+	gate   matrix // (rows, intermediate)
+	up     matrix // (rows, intermediate)
+	logits matrix // (wanted rows, vocab)
+
+	parts []productPart
+	tasks []attentionTask
+}
+
+// slot is the state of one sequence.
+type slot struct {
+	sample sample.State
+	last   int32 // the token that the last step sampled, the next query token if an entry brings none
+}
+
+// row is one query token of the step.
+type row struct {
+	entry  int // index in the batch
+	pos    int // position in the sequence
+	wanted bool
+}
+
+// scratch is what one worker needs for itself.
+type scratch struct {
+	sample  sample.Scratch
+	head    []float32 // (pad(head size)): one head, padded
+	query   matrix    // (rows of an attention tile, pad(head size))
+	scores  matrix    // (rows of an attention tile, visible positions)
+	acc     matrix    // (query heads of one KV head, pad(head size))
+	inverse []float32 // (query heads of one KV head): capacity only
+}
+
+// layer holds one layer's weights as the kernels read them.
+type layer struct {
+	attnNorm, mlpNorm          []float32 // (hidden)
+	q, k, v, o, gate, up, down weight
+	qBias, kBias, vBias        []float32 // nil: none
+	qNorm, kNorm               []float32 // (head size), nil: none
+	window                     int       // tokens; 0: all
+}
+
+func newDevice(m *model.Model, info backend.Info, ks *kernels, o Options) *device {
+	c := &m.Config
+	d := &device{
+		info: info, config: c, ks: ks, pool: newPool(o.Threads), now: o.Now, kv: newKVMemory(info), rope: newRope(c),
+		embed: m.Embed, slots: make([]slot, info.MaxSlots), scratch: make([]scratch, o.Threads),
+		hidden: matrix{cols: pad(c.Hidden)}, normed: matrix{cols: pad(c.Hidden)}, sum: matrix{cols: pad(c.Hidden)},
+		query: matrix{cols: pad(c.Heads * c.HeadSize)}, key: matrix{cols: pad(c.KVHeads * c.HeadSize)},
+		value: matrix{cols: pad(c.KVHeads * c.HeadSize)}, gate: matrix{cols: pad(c.Intermediate)},
+		up: matrix{cols: pad(c.Intermediate)}, logits: matrix{cols: c.Vocab},
+	}
+	for i := range d.scratch {
+		h := pad(c.HeadSize)
+		d.scratch[i] = scratch{head: make([]float32, h), query: matrix{cols: h}, acc: matrix{cols: h}, inverse: make([]float32, 0, c.Heads/c.KVHeads)}
+	}
+	for i := info.Stage.First; i < info.Stage.End; i++ {
+		d.layers = append(d.layers, newLayer(&m.Layers[i], c.Windows[i]))
+	}
+	if d.samples() {
+		d.norm, d.head = m.Norm.Float32(), newWeight(m.Head)
+	}
+	return d
+}
+
+func newLayer(l *model.Layer, window int) layer {
+	return layer{
+		attnNorm: l.AttnNorm.Float32(), mlpNorm: l.MLPNorm.Float32(),
+		q: newWeight(l.Q), k: newWeight(l.K), v: newWeight(l.V), o: newWeight(l.O),
+		gate: newWeight(l.Gate), up: newWeight(l.Up), down: newWeight(l.Down),
+		qBias: l.QBias.Float32(), kBias: l.KBias.Float32(), vBias: l.VBias.Float32(),
+		qNorm: l.QNorm.Float32(), kNorm: l.KNorm.Float32(), window: window,
+	}
+}
+
+// samples tells whether the stage ends at the head.
+func (d *device) samples() bool { return d.info.Stage.End == d.info.Layers }
+
+// check refuses a batch that would read or write outside what there is. It names the entry, so that a broken executor is
+// found; nothing of the batch has run then.
+func (d *device) check(b *backend.Batch) error {
+	for _, a := range b.Assign {
+		if a.Slot < 0 || a.Slot >= len(d.slots) {
+			return fmt.Errorf("cpu: step %d assigns slot %d, there are %d", b.Iter, a.Slot, len(d.slots))
+		}
+	}
+	for _, c := range b.Copies {
+		if min(c.From, c.To) < 0 || int(max(c.From, c.To)) >= d.kv.blocks {
+			return fmt.Errorf("cpu: step %d copies KV block %d to %d, there are %d", b.Iter, c.From, c.To, d.kv.blocks)
+		}
+	}
+	rows := 0
+	for i := range b.Entries {
+		if err := d.checkEntry(&b.Entries[i]); err != nil {
+			return fmt.Errorf("cpu: step %d, entry %d: %w", b.Iter, i, err)
+		}
+		rows += b.Entries[i].Queries()
+	}
+	if d.info.Stage.First > 0 && len(b.Hidden) != rows*d.info.Hidden {
+		return fmt.Errorf("cpu: step %d has %d hidden values for %d rows of %d", b.Iter, len(b.Hidden), rows, d.info.Hidden)
+	}
+	return nil
+}
+
+func (d *device) checkEntry(e *backend.Entry) error {
+	q := e.Queries()
+	switch {
+	case e.Slot < 0 || e.Slot >= len(d.slots):
+		return fmt.Errorf("slot %d, there are %d", e.Slot, len(d.slots))
+	case q == 0:
+		return fmt.Errorf("slot %d has no query token", e.Slot)
+	case e.KVLen < 0 || e.KVLen+q > d.info.ContextLen:
+		return fmt.Errorf("positions [%d, %d), the context has %d", e.KVLen, e.KVLen+q, d.info.ContextLen)
+	case len(e.Blocks)*d.kv.tokens < e.KVLen+q:
+		return fmt.Errorf("%d KV blocks of %d tokens for %d positions", len(e.Blocks), d.kv.tokens, e.KVLen+q)
+	}
+	for _, t := range e.Tokens {
+		if t < 0 || int(t) >= d.info.Vocab {
+			return fmt.Errorf("token %d, the vocabulary has %d", t, d.info.Vocab)
+		}
+	}
+	for _, b := range e.Blocks {
+		if b < 0 || int(b) >= d.kv.blocks {
+			return fmt.Errorf("KV block %d, there are %d", b, d.kv.blocks)
+		}
+	}
+	for i, j := range e.Logits {
+		if j < 0 || j >= q || i > 0 && j <= e.Logits[i-1] {
+			return fmt.Errorf("logits wanted at %v, must be rising query indices below %d", e.Logits, q)
+		}
+	}
+	return nil
+}
