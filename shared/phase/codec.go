@@ -57,6 +57,7 @@ func Append(dst []byte, r *Record) []byte {
 	if r.Decision != nil {
 		AppendDecision(&w, r.Decision)
 	}
+	appendLegs(&w, r.Legs)
 	w.OptInt("step_messages", int64(r.StepMessages))
 	if r.EnergyJ != nil {
 		w.Float("energy_j", *r.EnergyJ)
@@ -209,4 +210,21 @@ func AppendDecision(w *jsonline.Writer, d *Decision) {
 		w.Close(']')
 	}
 	w.Close('}')
+}
+
+func appendLegs(w *jsonline.Writer, legs []Leg) {
+	if len(legs) == 0 {
+		return
+	}
+	w.OpenKey("legs", '[')
+	for i := range legs {
+		w.Open('{')
+		w.Str("role", string(legs[i].Role))
+		w.Str("node", legs[i].Node)
+		w.Int("sub", int64(legs[i].Sub))
+		w.Int("attempt", int64(legs[i].Attempt))
+		w.Bool("records", legs[i].Records)
+		w.Close('}')
+	}
+	w.Close(']')
 }

@@ -100,6 +100,8 @@ func parseBody(r *jsonline.Reader, key string, rec *Record) bool {
 		rec.Chunks = parseChunks(r)
 	case "decision":
 		rec.Decision = ParseDecision(r)
+	case "legs":
+		rec.Legs = parseLegs(r)
 	case "step_messages":
 		rec.StepMessages = int(r.Int())
 	case "energy_j":

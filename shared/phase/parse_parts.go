@@ -151,3 +151,32 @@ func parseCandidates(r *jsonline.Reader) (list []Candidate) {
 	}
 	return list
 }
+
+func parseLegs(r *jsonline.Reader) (legs []Leg) {
+	if !r.Array() {
+		return nil
+	}
+	for r.Item() {
+		var l Leg
+		if r.Object() {
+			for key, ok := r.Key(); ok; key, ok = r.Key() {
+				switch key {
+				case "role":
+					l.Role = Role(r.String())
+				case "node":
+					l.Node = r.String()
+				case "sub":
+					l.Sub = int(r.Int())
+				case "attempt":
+					l.Attempt = int(r.Int())
+				case "records":
+					l.Records = r.Bool()
+				default:
+					r.Skip()
+				}
+			}
+		}
+		legs = append(legs, l)
+	}
+	return legs
+}

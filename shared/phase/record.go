@@ -65,6 +65,7 @@ type Record struct {
 	PreemptedNS     int64           `json:"preempted_ns"`
 	Chunks          []infer.Chunk   `json:"chunks,omitempty"`        // stamps in Clocks[0]
 	Decision        *Decision       `json:"decision,omitempty"`      // router only
+	Legs            []Leg           `json:"legs,omitempty"`          // router only: every leg that was sent
 	StepMessages    int             `json:"step_messages,omitempty"` // step column messages that belong to this record
 	EnergyJ         *float64        `json:"energy_j,omitempty"`
 }
@@ -85,6 +86,9 @@ type Clock struct {
 }
 
 // Stamps are raw stamps in ns of the clock with index Clock. Absent: the point was not reached or does not apply.
+//
+// A stamp of something that leaves the process (dispatch, headers_sent, first_token_sent, end) is taken before the write,
+// and one of something that arrives after the read: then a reader's stamp is never before the writer's.
 type Stamps struct {
 	Clock int `json:"clock"`
 
@@ -105,7 +109,7 @@ type Stamps struct {
 
 	// Nodes.
 	AdmittedNS       *int64 `json:"admitted_ns,omitempty"`        // slot and blocks reserved (gen), request accepted by the engine (ctx)
-	HeadersSentNS    *int64 `json:"headers_sent_ns,omitempty"`    // 200 flushed
+	HeadersSentNS    *int64 `json:"headers_sent_ns,omitempty"`    // before 200 is flushed
 	QueuedNS         *int64 `json:"queued_ns,omitempty"`          // handed to the engine's queue
 	FirstScheduledNS *int64 `json:"first_scheduled_ns,omitempty"` // first batch that held it was built
 }
@@ -145,6 +149,16 @@ type Decision struct {
 	Gen        string      `json:"gen"`
 	Reason     string      `json:"reason"`
 	Candidates []Candidate `json:"candidates,omitempty"`
+}
+
+// Leg is one request that the router sent to a node. The merge waits for one record of each leg whose node writes records,
+// and reports those that never came.
+type Leg struct {
+	Role    Role   `json:"role"`
+	Node    string `json:"node"`
+	Sub     int    `json:"sub"`
+	Attempt int    `json:"attempt"`
+	Records bool   `json:"records"` // false: a foreign worker, or the leg never reached the node
 }
 
 // Candidate is a node that was looked at.
