@@ -11,11 +11,13 @@ import (
 	"sync"
 	"time"
 
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/infer"
 	"meridian.internal/shared/node"
 )
 
 const (
-	sweepEvery   = 100 * time.Millisecond
+	lookEvery    = 100 * time.Millisecond
 	checkEvery   = 400 * time.Millisecond
 	checkTimeout = 600 * time.Millisecond
 	// maxFailures checks in a row make a node gone: with the times above a host that vanished is noticed within 2 s.
@@ -40,15 +42,14 @@ func (p *Pool) addStatic(s Static) error {
 	return nil
 }
 
-// Run keeps the membership true until ctx ends: it drops registrations that are not renewed, and checks static nodes
-// always, registered ones while the bus is down.
+// Run checks health until ctx ends: of static nodes always, of registered ones while the bus is down. (While it is up, the
+// registry says who is lost.)
 func (p *Pool) Run(ctx context.Context) error {
 	var checks sync.WaitGroup
 	defer checks.Wait()
-	tick := time.NewTicker(sweepEvery)
+	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for {
-		p.sweep()
 		for _, m := range p.due() {
 			checks.Go(func() { p.check(ctx, m) })
 		}
@@ -60,35 +61,15 @@ func (p *Pool) Run(ctx context.Context) error {
 	}
 }
 
-// sweep ends registrations that were not renewed in time, while the bus is up.
-func (p *Pool) sweep() {
-	now := p.o.Now()
-	up := p.o.BusUp != nil && p.o.BusUp()
-	p.mu.Lock()
-	if up && !p.busUp {
-		p.upNS = now // after an outage everybody gets the time to renew
-	}
-	p.busUp = up
-	var stale []*member
-	for _, m := range p.members {
-		if up && !m.static && now-max(m.seenNS, p.upNS) > int64(LeaseTTL) {
-			stale = append(stale, m)
-		}
-	}
-	p.mu.Unlock()
-	for _, m := range stale {
-		p.Drop(m.info.Role, m.info.Name, "its registration was not renewed")
-	}
-}
-
 // due marks and returns the members whose health is to be checked now.
 func (p *Pool) due() []*member {
 	now := p.o.Now()
+	busUp := p.o.BusUp != nil && p.o.BusUp()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var out []*member
 	for _, m := range p.members {
-		if m.checking || (!m.static && p.busUp) {
+		if m.checking || (!m.static && busUp) {
 			continue
 		}
 		// A failed check is repeated at once.
@@ -106,15 +87,31 @@ func (p *Pool) check(ctx context.Context, m *member) {
 	info, known := m.info, m.info.State == node.Ready && m.healthy
 	p.mu.Unlock()
 	_, err := p.get(ctx, info.URL+"/health")
-	if err == nil && m.static && !known {
-		var foreign bool
-		if info, foreign, err = p.identify(ctx, info); err == nil {
-			p.mu.Lock()
-			m.info, m.foreign = info, foreign
-			p.mu.Unlock()
-		}
+	if err == nil && m.static {
+		err = p.refresh(ctx, m, info, known)
 	}
 	p.checked(m, err)
+}
+
+// refresh learns who a static node is when it comes up, and the load of one that is ours.
+func (p *Pool) refresh(ctx context.Context, m *member, info node.Info, known bool) error {
+	p.mu.Lock()
+	foreign := m.foreign
+	p.mu.Unlock()
+	if known && foreign {
+		return nil
+	}
+	fresh, foreign, err := p.identify(ctx, info)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m.info, m.foreign = fresh, foreign
+	if fresh.Load != nil {
+		m.loadNS = p.o.Now()
+	}
+	return nil
 }
 
 func (p *Pool) checked(m *member, err error) {
@@ -165,20 +162,27 @@ func (p *Pool) get(ctx context.Context, url string) ([]byte, error) {
 	return body, nil
 }
 
-// serverInfo is what /server_info may say. Ours has the registration in it; TensorRT-LLM's has disaggregated_params,
-// which gen legs need of a ctx node and which are passed on as they came.
+// serverInfo is what /server_info of our nodes says. TensorRT-LLM's has neither role nor model.
 type serverInfo struct {
-	Node *node.Info `json:"node"`
+	Role    node.Role   `json:"role"`
+	Model   *node.Model `json:"model"`
+	Load    *infer.Load `json:"load"`
+	ClockID clock.ID    `json:"clock_id"`
+	Disagg  struct {
+		Endpoints []string `json:"ctx_info_endpoint"`
+	} `json:"disaggregated_params"`
 }
 
 // identify learns who a static node is. A worker that does not say so is foreign; its model is the first of /v1/models.
 func (p *Pool) identify(ctx context.Context, info node.Info) (node.Info, bool, error) {
 	if body, err := p.get(ctx, info.URL+"/server_info"); err == nil {
 		var si serverInfo
-		if json.Unmarshal(body, &si) == nil && si.Node != nil && si.Node.Model != nil {
-			own := *si.Node
-			own.Name, own.Role, own.URL, own.State = info.Name, info.Role, info.URL, node.Ready
-			return own, false, nil
+		if json.Unmarshal(body, &si) == nil && si.Role != "" && si.Model != nil && si.Model.Hash != "" {
+			info.Model, info.Load, info.ClockID, info.State = si.Model, si.Load, si.ClockID, node.Ready
+			if len(si.Disagg.Endpoints) > 0 {
+				info.KVAddr = strings.TrimPrefix(si.Disagg.Endpoints[0], "tcp://")
+			}
+			return info, false, nil
 		}
 	}
 	body, err := p.get(ctx, info.URL+"/v1/models")

@@ -25,9 +25,6 @@ var (
 	ErrNone = errors.New("pool: no node can take the request")
 )
 
-// LeaseTTL is how long a registration stays without being renewed.
-const LeaseTTL = 1500 * time.Millisecond
-
 // Policies.
 const (
 	RoundRobin  = "round_robin"
@@ -59,16 +56,13 @@ type Pool struct {
 	members map[string]*member
 	byRole  map[node.Role][]*member // sorted by name; rebuilt when membership changes
 	turn    map[node.Role]int       // round robin
-	busUp   bool
-	upNS    int64 // when the bus was last seen to come up
 }
 
 // member is one node. All fields are guarded by Pool.mu.
 type member struct {
 	info      node.Info
 	static    bool
-	foreign   bool // a worker that is not ours: no KV protocol of ours, no ids from us
-	seenNS    int64
+	foreign   bool  // a worker that is not ours: no KV protocol of ours, no ids from us
 	loadNS    int64 // when info.Load was received; 0: never
 	checkedNS int64 // when its last health check ended
 	checking  bool
@@ -154,7 +148,7 @@ func (p *Pool) put(info node.Info, now int64) (gone []*Lease) {
 		m.suspectNS = 0
 	}
 	m.info = info
-	m.seenNS, m.failures, m.healthy = now, 0, true
+	m.failures, m.healthy = 0, true
 	if info.Load != nil {
 		m.loadNS = now
 	}

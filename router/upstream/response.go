@@ -8,12 +8,14 @@ import (
 	"io"
 	"strconv"
 	"sync"
+	"time"
 )
 
 const (
 	maxHead     = 64 << 10
 	maxHeadLine = readBuffer // a line must fit into the connection's buffer
 	maxInterim  = 8          // 1xx answers before the real one
+	maxDrain    = 64 << 10   // bytes read from a body that nobody wants
 )
 
 // Response is an answer whose head was read. Reading to io.EOF gives the connection back for the next request; Close
@@ -217,6 +219,29 @@ func orProtocol(err error, what string) error {
 
 // Buffered tells how many bytes can be read without waiting.
 func (r *Response) Buffered() int { return r.conn.r.Buffered() }
+
+// Drain waits a short while for the end of a body whose meaning is complete, so that the connection can be kept, and
+// closes the response.
+func (r *Response) Drain(limit time.Duration) {
+	defer r.Close()
+	if r.finished || r.conn.SetReadDeadline(time.Now().Add(limit)) != nil {
+		return
+	}
+	var rest [512]byte
+	for total := 0; total < maxDrain; {
+		n, err := r.read(rest[:])
+		total += n
+		if errors.Is(err, io.EOF) {
+			if r.conn.SetReadDeadline(time.Time{}) == nil {
+				r.finish()
+			}
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
 
 // finish gives the connection back after the whole body was read.
 func (r *Response) finish() {

@@ -24,6 +24,7 @@ type Chunk struct {
 type Rewrite struct {
 	ID        []byte // JSON string
 	Model     []byte // JSON string
+	Created   []byte // JSON number; nil keeps the worker's
 	Index     int
 	KeepUsage bool
 }
@@ -92,9 +93,11 @@ func walkChunk(dst, data []byte, chat bool, rw *Rewrite) (Chunk, []byte, error) 
 	for _, f := range fields {
 		switch string(f.Key) {
 		case "id":
-			w.member(f.Key, pick(rw, f.Value, true))
+			w.member(f.Key, rw.id(f.Value))
 		case "model":
-			w.member(f.Key, pick(rw, f.Value, false))
+			w.member(f.Key, rw.model(f.Value))
+		case "created":
+			w.member(f.Key, rw.created(f.Value))
 		case "choices":
 			w.key(f.Key)
 			if err := walkChoices(w, &c, f.Value, chat, rw); err != nil {
@@ -119,14 +122,25 @@ func walkChunk(dst, data []byte, chat bool, rw *Rewrite) (Chunk, []byte, error) 
 	return c, w.dst, nil
 }
 
-func pick(rw *Rewrite, value []byte, id bool) []byte {
+func (rw *Rewrite) id(v []byte) []byte {
 	if rw == nil {
-		return value
+		return v
 	}
-	if id {
-		return rw.ID
+	return rw.ID
+}
+
+func (rw *Rewrite) model(v []byte) []byte {
+	if rw == nil {
+		return v
 	}
 	return rw.Model
+}
+
+func (rw *Rewrite) created(v []byte) []byte {
+	if rw == nil || rw.Created == nil {
+		return v
+	}
+	return rw.Created
 }
 
 func notNull(v []byte) []byte {
@@ -243,7 +257,13 @@ type CtxAnswer struct {
 type CtxChoice struct {
 	Finish string          `json:"finish_reason"`
 	Disagg json.RawMessage `json:"disaggregated_params"`
-	Text   string          `json:"text"`
+	Stop   json.RawMessage `json:"stop_reason"`
+	// Text and Message hold the first token's text; Logprobs its logprob.
+	Text     string          `json:"text"`
+	Logprobs json.RawMessage `json:"logprobs"`
+	Message  struct {
+		Content string `json:"content"`
+	} `json:"message"`
 }
 
 // GoesOn tells whether generation is pending after the first token; otherwise the answer is complete.

@@ -23,6 +23,9 @@ type Choice struct {
 	Finish     string  // "": null
 	StopReason json.RawMessage
 	Logprobs   []TokenLogprob // nil: null
+	// For a router that assembles an answer: parts as a worker sent them.
+	RawText     []byte // inside of a JSON string; used when Text is empty
+	RawLogprobs []byte // used when Logprobs is nil
 	Disagg     *DisaggParams
 }
 
@@ -101,6 +104,8 @@ func (h Head) appendChoice(dst []byte, c Choice, chunk bool) []byte {
 	dst = h.appendText(dst, c, chunk)
 	dst = append(dst, `,"logprobs":`...)
 	switch {
+	case c.Logprobs == nil && c.RawLogprobs != nil:
+		dst = append(dst, c.RawLogprobs...)
 	case c.Logprobs == nil:
 		dst = append(dst, "null"...)
 	case h.Chat:
@@ -134,12 +139,11 @@ func (h Head) appendChoice(dst []byte, c Choice, chunk bool) []byte {
 func (h Head) appendText(dst []byte, c Choice, chunk bool) []byte {
 	if !h.Chat {
 		dst = append(dst, `,"text":`...)
-		return AppendString(dst, c.Text)
+		return c.appendText(dst)
 	}
 	if !chunk {
 		dst = append(dst, `,"message":{"role":"assistant","content":`...)
-		dst = AppendString(dst, c.Text)
-		return append(dst, '}')
+		return append(c.appendText(dst), '}')
 	}
 	dst = append(dst, `,"delta":{`...)
 	if c.Role {
@@ -147,9 +151,16 @@ func (h Head) appendText(dst []byte, c Choice, chunk bool) []byte {
 	}
 	if c.Role || c.Text != "" || c.Finish == "" {
 		dst = append(dst, `"content":`...)
-		dst = AppendString(dst, c.Text)
+		dst = c.appendText(dst)
 	}
 	return append(dst, '}')
+}
+
+func (c Choice) appendText(dst []byte) []byte {
+	if c.Text == "" && c.RawText != nil {
+		return append(append(append(dst, '"'), c.RawText...), '"')
+	}
+	return AppendString(dst, c.Text)
 }
 
 // AppendUsage appends a usage object.

@@ -209,6 +209,27 @@ func TestParseCtxAnswer(t *testing.T) {
 	}
 }
 
+func TestMerged(t *testing.T) {
+	var m Merged
+	if got := string(m.Append(nil)); got != "null" {
+		t.Errorf("nothing: got %s", got)
+	}
+	m.Add([]byte(`{"tokens":["a"],"token_logprobs":[-1.0],"x":1}`))
+	m.Add([]byte(`{"tokens":[],"token_logprobs":[],"x":2}`))
+	m.Add([]byte(`{"tokens":["b","c"],"token_logprobs":[-2,-3]}`))
+	m.Add([]byte(`null`))
+	if got, want := string(m.Append(nil)), `{"tokens":["a","b","c"],"token_logprobs":[-1.0,-2,-3],"x":2}`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestRawPartsOfAnAnswer(t *testing.T) {
+	got := string(head(true).AppendResponse(nil, []Choice{{RawText: []byte(`a\u00e9`), RawLogprobs: []byte(`{"content":[]}`), Finish: "stop"}}, Usage{}, nil))
+	if !json.Valid([]byte(got)) || !strings.Contains(got, `"content":"a\u00e9"`) || !strings.Contains(got, `"logprobs":{"content":[]}`) {
+		t.Errorf("got %s", got)
+	}
+}
+
 func BenchmarkRewriteChunk(b *testing.B) {
 	in := head(false).AppendChunk(nil, Choice{Text: " token", TokenIDs: []int32{12345}})
 	rw := &Rewrite{ID: []byte(`"cmpl-2"`), Model: []byte(`"m"`)}
