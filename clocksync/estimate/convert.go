@@ -92,7 +92,7 @@ func (e *Estimator) Duration(n1, n2 int64) (ns, errNS int64) {
 // Estimate states what is known at local time n, as it travels. It is also right for other moments, with the growth that
 // it carries.
 func (e *Estimator) Estimate(n int64) clock.Estimate {
-	r := clock.Estimate{Reference: e.ref, Local: e.local, AtNS: n, State: clock.Joining, Seq: e.seq, RTTNS: e.rtt, Samples: e.stats.Exchanges}
+	r := clock.Estimate{Reference: e.ref, Local: e.local, AtNS: n, State: clock.Joining, RTTNS: e.rtt, Samples: e.stats.Exchanges}
 	iv, ok := e.At(n)
 	if !ok {
 		if e.newest != 0 {
@@ -140,3 +140,35 @@ func (e *Estimator) state(n int64, iv Interval) clock.State {
 	}
 	return clock.Synced
 }
+
+// LocalAt is about what the local clock shows when the reference shows ref.
+func (e *Estimator) LocalAt(ref int64) int64 {
+	if e.cur == nil {
+		return ref
+	}
+	n := ref - e.cur.baseV
+	l, ok := e.cur.points.newest()
+	for i := 0; ok && i < 3; i++ {
+		n = ref - e.cur.baseV - int64(l.at(e.cur.x(n)))
+	}
+	return n
+}
+
+// Past states what is known by now of local time n, for a stamp that was taken then. A clock that is stale by now was not
+// stale then, so only the bound and a quarantine decide.
+func (e *Estimator) Past(n int64) clock.Estimate {
+	r := e.Estimate(n)
+	if r.State == clock.Holdover || r.State == clock.Joining && r.LowerNS < r.UpperNS && r.BoundNS() <= int64(e.cfg.VoidErr) {
+		r.State = clock.Synced
+	}
+	if n < e.newest && r.Usable() {
+		r.ValidFromNS, r.VoidAfterNS = n, n
+	}
+	return r
+}
+
+// Newest is the local time of the newest burst; 0: none.
+func (e *Estimator) Newest() int64 { return e.newest }
+
+// RTTNS is the least round trip of the newest burst.
+func (e *Estimator) RTTNS() int64 { return e.rtt }

@@ -125,21 +125,30 @@ func (e *Estimator) Restarted(local clock.ID) {
 	}
 }
 
-// bestOf is the split minimum of a burst: the best lower and the best upper bound, each with its own time.
+// bestOf is the split minimum of a burst: the best lower and the best upper bound, each with its own time. They are
+// compared along the slope that the clock is believed to have, since it moves during a burst.
 type bestOf struct {
 	lo, up   int64
 	loX, upX int64
 	ok       bool
+	slope    float64
 }
 
 func (b *bestOf) take(x ntp.Exchange) {
-	if l := x.Lower(); !b.ok || l > b.lo {
+	if l := x.Lower(); !b.ok || l > b.lo+b.moved(b.loX, x.T2) {
 		b.lo, b.loX = l, x.T2
 	}
-	if u := x.Upper(); !b.ok || u < b.up {
+	if u := x.Upper(); !b.ok || u < b.up+b.moved(b.upX, x.T3) {
 		b.up, b.upX = u, x.T3
 	}
 	b.ok = true
+}
+
+func (b *bestOf) moved(from, to int64) int64 { return int64(float64(to-from) * b.slope) }
+
+// excluded says that the two bounds contradict each other, even for a clock as fast as the limit allows.
+func (b *bestOf) excluded(rho float64) bool {
+	return float64(b.lo-b.up) > rho*math.Abs(float64(b.loX-b.upX))+1
 }
 
 // Burst is what one burst proved, with the pairs of both sides when they are known.
@@ -151,7 +160,7 @@ type Burst struct {
 // Add takes a burst: it is first held against what was predicted, then it becomes part of the proof.
 func (e *Estimator) Add(b Burst) Verdict {
 	var v Verdict
-	var best bestOf
+	best := bestOf{slope: e.slope()}
 	now := int64(math.MinInt64)
 	for _, x := range b.Exchanges {
 		if !x.Possible() {
@@ -170,7 +179,7 @@ func (e *Estimator) Add(b Burst) Verdict {
 	}
 	e.stats.Bursts++
 	e.stats.Impossible += int64(v.Impossible)
-	if best.ok && best.lo > best.up { // two exchanges of one burst that exclude each other
+	if best.ok && best.excluded(e.lim.rho) { // two exchanges of one burst that exclude each other
 		v.Impossible, best.ok = len(b.Exchanges), false
 		now = max(best.loX, best.upX)
 	}
@@ -182,6 +191,14 @@ func (e *Estimator) Add(b Burst) Verdict {
 	}
 	e.judge(v, now)
 	return v
+}
+
+func (e *Estimator) slope() float64 {
+	if e.cur == nil {
+		return 0
+	}
+	l, _ := e.cur.points.newest()
+	return l.b
 }
 
 // absorb puts the bounds of a burst into the current segment, or starts another.

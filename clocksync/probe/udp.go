@@ -68,6 +68,8 @@ func (u *udpProber) burst(ctx context.Context, n int) (Burst, error) {
 	if u.sock.Kernel() {
 		n++
 	}
+	// The last exchange of the burst before is long ago: by the drift since then it would not belong to this one.
+	u.prev = nil
 	b := Burst{Transport: UDP, Local: localPair(u.steady)}
 	var lastErr error
 	for i := 0; i < n && ctx.Err() == nil; i++ {
