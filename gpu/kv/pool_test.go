@@ -1,0 +1,343 @@
+package kv
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"meridian.internal/shared/blockhash"
+)
+
+func tokens(n int, seed int32) []int32 {
+	t := make([]int32, n)
+	for i := range t {
+		t[i] = seed*1000 + int32(i)
+	}
+	return t
+}
+
+// filled allocates, publishes and returns the blocks of a whole sequence.
+func filled(t *testing.T, p *Pool, toks []int32) []int32 {
+	t.Helper()
+	blocks, at, ok := p.Acquire(toks, len(toks), len(toks), 0)
+	if !ok {
+		t.Fatalf("no room for %d tokens: %+v", len(toks), p.Stats())
+	}
+	p.Publish(at, toks, blocks, len(toks)/p.PerBlock())
+	return blocks
+}
+
+func check(t *testing.T, p *Pool, want Stats) {
+	t.Helper()
+	got := p.Stats()
+	got.Totals = Totals{}
+	if got != want {
+		t.Errorf("stats %+v, want %+v", got, want)
+	}
+	if err := p.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestBlocksChangeTheirState(t *testing.T) {
+	p := New(8, 4, 1, Events{})
+	a := tokens(10, 1)
+	blocks := filled(t, p, a) // two full blocks and a part
+	check(t, p, Stats{Max: 8, Free: 5, Used: 3})
+	p.Lease(blocks)
+	p.Release(blocks)
+	check(t, p, Stats{Max: 8, Free: 5, Leased: 3})
+	p.Unlease(blocks)
+	check(t, p, Stats{Max: 8, Free: 6, Cached: 2})
+	again, at := p.Match(nil, a, 10)
+	if !slices.Equal(again, blocks[:2]) || at.Blocks() != 2 {
+		t.Errorf("matched %v, want %v", again, blocks[:2])
+	}
+	check(t, p, Stats{Max: 8, Free: 6, Used: 2})
+	p.Retain(again)
+	p.Release(again)
+	check(t, p, Stats{Max: 8, Free: 6, Used: 2})
+	p.Release(again)
+	check(t, p, Stats{Max: 8, Free: 6, Cached: 2})
+}
+
+func TestMatchFindsTheLongestPrefix(t *testing.T) {
+	p := New(16, 4, 1, Events{})
+	p.Release(filled(t, p, tokens(12, 1)))
+	other := append(tokens(8, 1), tokens(4, 2)...)
+	tests := []struct {
+		name   string
+		tokens []int32
+		limit  int
+		want   int
+	}{
+		{"all of it", tokens(12, 1), 12, 3},
+		{"no more than asked for", tokens(12, 1), 11, 2},
+		{"a limit beyond the end", tokens(12, 1), 99, 3},
+		{"a longer prompt", tokens(15, 1), 15, 3},
+		{"up to the difference", other, 12, 2},
+		{"nothing in common", tokens(12, 3), 12, 0},
+		{"the middle is no prefix", tokens(12, 1)[4:], 8, 0},
+		{"shorter than a block", tokens(3, 1), 3, 0},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, _ := p.Match(nil, tt.tokens, tt.limit)
+			if len(got) != tt.want {
+				t.Errorf("%d blocks, want %d", len(got), tt.want)
+			}
+			p.Release(got)
+		})
+	}
+	if s := p.Stats(); s.Reused != 13 || s.Missed != 3+1+3+2 { // 3: when it was first filled
+		t.Errorf("reused %d, missed %d", s.Reused, s.Missed)
+	}
+}
+
+func TestTheLongestUnusedIsEvictedEndFirst(t *testing.T) {
+	var log []string
+	p := New(4, 2, 1, Events{
+		Stored:  func(_, _ blockhash.Hash, t []int32) { log = append(log, fmt.Sprint("stored ", t)) },
+		Removed: func(blockhash.Hash) { log = append(log, "removed") },
+	})
+	p.Release(filled(t, p, tokens(4, 1)))
+	p.Release(filled(t, p, tokens(4, 2)))
+	got, _ := p.Match(nil, tokens(4, 1), 4) // now the other one is the longest unused
+	p.Release(got)
+	blocks, ok := p.Alloc(nil, 1)
+	if !ok {
+		t.Fatal("no block")
+	}
+	one, _ := p.Match(nil, tokens(4, 1), 4)
+	two, _ := p.Match(nil, tokens(4, 2), 4)
+	if len(one) != 2 || len(two) != 1 {
+		t.Errorf("%d and %d blocks are left, want 2 and 1", len(one), len(two))
+	}
+	if want := []string{"stored [1000 1001]", "stored [1002 1003]", "stored [2000 2001]", "stored [2002 2003]", "removed"}; !slices.Equal(log, want) {
+		t.Errorf("events %q, want %q", log, want)
+	}
+	if _, ok := p.Alloc(blocks, 1); ok {
+		t.Error("a used block was handed out")
+	}
+	check(t, p, Stats{Max: 4, Used: 4})
+}
+
+func TestAcquireChangesNothingWhenItFails(t *testing.T) {
+	p := New(6, 4, 1, Events{})
+	p.Release(filled(t, p, tokens(16, 1)))
+	before := p.Stats()
+	if _, _, ok := p.Acquire(tokens(16, 1), 16, 28, 0); ok {
+		t.Error("7 of 6 blocks")
+	}
+	if _, _, ok := p.Acquire(tokens(16, 1), 16, 24, 1); ok {
+		t.Error("6 of 6 blocks with one to spare")
+	}
+	if after := p.Stats(); after != before {
+		t.Errorf("stats %+v, before %+v", after, before)
+	}
+	blocks, at, ok := p.Acquire(tokens(16, 1), 16, 24, 0)
+	if !ok || len(blocks) != 6 || at.Blocks() != 4 {
+		t.Errorf("%v, %+v, %v", blocks, at, ok)
+	}
+}
+
+func TestTwinsCanBothBeExtended(t *testing.T) {
+	p := New(16, 4, 1, Events{})
+	a, b := tokens(12, 1), append(tokens(8, 1), tokens(4, 2)...)
+	ba, _ := p.Alloc(nil, 3) // both computed at the same time, neither knew of the other
+	bb, _ := p.Alloc(nil, 3)
+	p.Publish(Prefix{}, a, ba, 3)
+	at := p.Publish(Prefix{}, b, bb, 1)
+	p.Publish(at, b, bb, 3)
+	p.Release(ba)
+	p.Release(bb)
+	check(t, p, Stats{Max: 16, Free: 12, Cached: 4})
+	for _, toks := range [][]int32{a, b} {
+		if got, _ := p.Match(nil, toks, 12); len(got) != 3 {
+			t.Errorf("%v: %d blocks found, want 3", toks, len(got))
+		}
+	}
+}
+
+// TestACollisionIsAMiss gives a block the name of other tokens, as a hash collision would.
+func TestACollisionIsAMiss(t *testing.T) {
+	p := New(8, 4, 1, Events{})
+	p.Release(filled(t, p, tokens(8, 1)))
+	victim := tokens(8, 2)
+	h1 := blockhash.Chain(1, victim[:4])
+	id := p.index[blockhash.Chain(1, tokens(4, 1))]
+	delete(p.index, p.blocks[id].hash)
+	p.blocks[id].hash = h1
+	p.index[h1] = id
+	if got, _ := p.Match(nil, victim, 8); len(got) != 0 {
+		t.Fatalf("attached %v, which holds other tokens", got)
+	}
+	p.Release(filled(t, p, victim)) // takes the name over
+	got, _ := p.Match(nil, victim, 8)
+	if len(got) != 2 {
+		t.Errorf("%d blocks found after the collision, want 2", len(got))
+	}
+	p.Release(got)
+	if err := p.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAChildOfAnotherParentIsAMiss evicts a parent and writes it again: the old child must not be attached by hash alone.
+func TestAChildOfAnotherParentIsAMiss(t *testing.T) {
+	p := New(8, 4, 1, Events{})
+	a := tokens(8, 1)
+	blocks := filled(t, p, a)
+	p.Release(blocks)
+	p.forget(blocks[0])
+	parent := filled(t, p, a[:4])
+	if got, _ := p.Match(nil, a, 8); len(got) != 1 {
+		t.Errorf("%d blocks attached, want the new parent only", len(got))
+	} else {
+		p.Release(got)
+	}
+	p.Release(parent)
+	p.Release(filled(t, p, a))
+	if got, _ := p.Match(nil, a, 8); len(got) != 2 {
+		t.Errorf("%d blocks after the child was written again, want 2", len(got))
+	}
+	if err := p.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMisuseIsABrokenInvariant(t *testing.T) {
+	for name, f := range map[string]func(p *Pool){
+		"release of a free block":  func(p *Pool) { p.Release([]int32{0}) },
+		"retain of a free block":   func(p *Pool) { p.Retain([]int32{0}) },
+		"lease of a free block":    func(p *Pool) { p.Lease([]int32{0}) },
+		"end of a lease not taken": func(p *Pool) { p.Unlease([]int32{0}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic")
+				}
+			}()
+			f(New(2, 4, 1, Events{}))
+		})
+	}
+}
+
+// model is the plain way to say what the pool must do: content by block, holders by hand.
+type model struct {
+	refs, leases map[int32]int
+	content      map[int32]string // what the device would hold, whole prefix, by block
+	held         [][]int32        // one entry a holder
+	leased       [][]int32
+}
+
+func prefixName(t []int32) string { return fmt.Sprint(t) }
+
+// TestRandomOperationsAgainstAModel drives the pool as sequences and transfers do and compares it with the model.
+func TestRandomOperationsAgainstAModel(t *testing.T) {
+	const per = 3
+	for seed := range uint64(4) {
+		rng := rand.New(rand.NewPCG(seed, 9))
+		p := New(40, per, 1, Events{})
+		m := model{map[int32]int{}, map[int32]int{}, map[int32]string{}, nil, nil}
+		for step := range 25_000 {
+			switch op := rng.IntN(10); {
+			case op < 4:
+				m.begin(t, p, rng, per)
+			case op < 7 && len(m.held) > 0:
+				i := rng.IntN(len(m.held))
+				p.Release(m.held[i])
+				m.held = m.drop(m.held, i, m.refs)
+			case op < 8 && len(m.held) > 0:
+				b := m.held[rng.IntN(len(m.held))]
+				p.Lease(b)
+				m.leased = append(m.leased, b)
+				for _, id := range b {
+					m.leases[id]++
+				}
+			case op < 9 && len(m.leased) > 0:
+				i := rng.IntN(len(m.leased))
+				p.Unlease(m.leased[i])
+				m.leased = m.drop(m.leased, i, m.leases)
+			}
+			m.compare(t, p, step)
+			if step%100 == 0 {
+				if err := p.Check(); err != nil {
+					t.Fatalf("seed %d, step %d: %v", seed, step, err)
+				}
+			}
+			if t.Failed() {
+				t.Fatalf("seed %d, step %d", seed, step)
+			}
+		}
+	}
+}
+
+func (m *model) begin(t *testing.T, p *Pool, rng *rand.Rand, per int) {
+	toks := make([]int32, 1+rng.IntN(18))
+	for i := range toks {
+		toks[i] = int32(rng.IntN(2)) // many shared prefixes
+	}
+	spare := rng.IntN(3)
+	before := p.Available()
+	blocks, at, ok := p.Acquire(toks, rng.IntN(20), len(toks), spare)
+	if !ok {
+		if p.Available() != before {
+			t.Errorf("a failed Acquire left %d available, before %d", p.Available(), before)
+		}
+		return
+	}
+	for i, id := range blocks {
+		if i < at.Blocks() {
+			if want := prefixName(toks[:(i+1)*per]); m.content[id] != want {
+				t.Errorf("block %d attached for %s holds %s", id, want, m.content[id])
+			}
+		} else if m.refs[id] > 0 || m.leases[id] > 0 {
+			t.Errorf("block %d handed out though %d hold and %d lease it", id, m.refs[id], m.leases[id])
+		} else {
+			m.content[id] = prefixName(toks[:min((i+1)*per, len(toks))])
+		}
+		m.refs[id]++
+	}
+	m.held = append(m.held, blocks)
+	for to := at.Blocks(); to <= len(toks)/per; to++ { // as prefill advances
+		at = p.Publish(at, toks, blocks, to)
+	}
+}
+
+func (m *model) drop(list [][]int32, i int, counts map[int32]int) [][]int32 {
+	for _, id := range list[i] {
+		if counts[id]--; counts[id] == 0 {
+			delete(counts, id)
+		}
+	}
+	return slices.Delete(list, i, i+1)
+}
+
+func (m *model) compare(t *testing.T, p *Pool, step int) {
+	leasedOnly := 0
+	for id := range maps.Keys(m.leases) {
+		if m.refs[id] == 0 {
+			leasedOnly++
+		}
+	}
+	if s := p.Stats(); s.Used != len(m.refs) || s.Leased != leasedOnly || s.Free+s.Used+s.Leased+s.Cached != s.Max {
+		t.Errorf("step %d: %+v, the model has %d used, %d leased", step, s, len(m.refs), leasedOnly)
+	}
+}
+
+func BenchmarkAcquireRelease(b *testing.B) {
+	const blocks = 64
+	p := New(1<<20, 32, 1, Events{})
+	toks := tokens(blocks*32, 1)
+	warm, at, _ := p.Acquire(toks, len(toks), len(toks), 0)
+	p.Publish(at, toks, warm, blocks)
+	for b.Loop() {
+		got, _, _ := p.Acquire(toks, len(toks), len(toks), 0)
+		p.Release(got)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/blocks, "ns/block")
+}
