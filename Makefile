@@ -1,0 +1,75 @@
+# Meridian. Everything needs only Go, make and git, except: race (a C compiler), images and e2e (a Docker engine).
+GO       ?= go
+MODULES  := shared clocksync gpu ctxnode gennode router e2e
+BIN      := bin
+FUZZTIME ?= 10s
+ARGS     ?=
+
+COMMANDS := ./router/cmd/router ./router/cmd/timeline ./ctxnode/cmd/ctxnode ./gennode/cmd/gennode \
+            ./clocksync/cmd/clocksync ./e2e/cmd/localcluster ./e2e/cmd/loadgen
+# Packages whose tests run under the race detector: those in which goroutines meet.
+RACE     := ./shared/... ./clocksync/... ./gpu/engine/... ./gpu/kvwire/... ./gpu/kv/... ./gpu/sched/... ./gpu/sim/... \
+            ./ctxnode/... ./gennode/... ./router/...
+
+# Static binaries: no C compiler, and images from scratch.
+export CGO_ENABLED = 0
+
+.DEFAULT_GOAL := help
+.PHONY: help build test race lint fmt standalone fuzz bench demo verify e2e images build-cuda golden clean
+
+help: ## Say what the targets do
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk 'BEGIN {FS = ":.*## "} {printf "  make %-12s %s\n", $$1, $$2}'
+
+build: ## Build the static binaries into bin/
+	@mkdir -p $(BIN)
+	$(GO) build -trimpath -o $(BIN)/ $(COMMANDS)
+
+test: build ## Run every test and say how many ran and were skipped
+	MERIDIAN_TEST_BIN=$(CURDIR)/$(BIN) $(GO) run ./e2e/cmd/testrun -vet=off $(ARGS) work
+
+race: ## Run the tests of the concurrent packages under the race detector (needs a C compiler)
+	CGO_ENABLED=1 $(GO) run ./e2e/cmd/testrun -race -vet=off $(ARGS) $(RACE)
+
+lint: ## Check format, vet, and golangci-lint where it is installed
+	@out=$$(gofmt -l $(MODULES)); if [ -n "$$out" ]; then echo "not formatted:"; echo "$$out"; exit 1; fi
+	$(GO) vet work
+	@if command -v golangci-lint >/dev/null; then for m in $(MODULES); do (cd $$m && golangci-lint run --config ../.golangci.yml ./...) || exit 1; done; \
+	else echo "golangci-lint is not installed: only gofmt and go vet were run"; fi
+
+fmt: ## Format the sources
+	gofmt -w $(MODULES)
+
+standalone: ## Build each module on its own, without the workspace: proves the import rules
+	@for m in $(MODULES); do echo "GOWORK=off go build ./... in $$m"; (cd $$m && GOWORK=off $(GO) build ./...) || exit 1; done
+
+fuzz: ## Run every fuzz target for FUZZTIME (10s)
+	@grep -rHoE '^func Fuzz[A-Za-z0-9_]+' --include='*_test.go' $(MODULES) | sed 's/:func / /' | while read -r file target; do \
+	  echo "$$(dirname $$file) $$target"; \
+	  $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) ./$$(dirname $$file) || exit 1; done
+
+bench: ## Run the benchmarks
+	$(GO) test -run '^$$' -bench . -benchmem $(ARGS) work
+
+golden: ## Write the golden files anew; read the diff
+	$(GO) test -count=1 ./shared/phase/... ./gpu/kvwire/... ./router/timeline/... -update
+
+demo: build ## Start a cluster, send prompts, print the texts and a waterfall
+	$(BIN)/localcluster demo $(ARGS)
+
+verify: build ## Compare the texts of the three serving styles
+	$(BIN)/localcluster verify $(ARGS)
+
+images: build ## Build the container images from the static binaries, without a base image
+	$(GO) build -trimpath -o $(BIN)/nats-server github.com/nats-io/nats-server/v2
+	deploy/images.sh $(BIN)
+
+e2e: images ## Bring docker-compose.yml up, send requests, take it down
+	MERIDIAN_TEST_BIN=$(CURDIR)/$(BIN) MERIDIAN_TEST_COMPOSE=1 $(GO) run ./e2e/cmd/testrun -run Compose ./e2e/compose
+
+build-cuda: ## Build the nodes with the CUDA back end
+	@mkdir -p $(BIN)
+	$(GO) build -trimpath -tags cuda -o $(BIN)/ctxnode-cuda ./ctxnode/cmd/ctxnode
+	$(GO) build -trimpath -tags cuda -o $(BIN)/gennode-cuda ./gennode/cmd/gennode
+
+clean: ## Remove what was built
+	rm -rf $(BIN)

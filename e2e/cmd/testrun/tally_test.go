@@ -1,0 +1,35 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestTally(t *testing.T) {
+	in := `{"Action":"output","Package":"p","Test":"A","Output":"quiet\n"}
+{"Action":"pass","Package":"p","Test":"A"}
+{"Action":"output","Package":"p","Test":"B","Output":"    b_test.go:3: no root: skipped\n"}
+{"Action":"skip","Package":"p","Test":"B"}
+{"Action":"output","Package":"p","Test":"C","Output":"loud\n"}
+{"Action":"fail","Package":"p","Test":"C"}
+{"Action":"output","Package":"p","Test":"D","Output":"panic: x\n"}
+{"Action":"fail","Package":"p"}
+{"Action":"skip","Package":"q"}
+no json
+`
+	var out strings.Builder
+	c := newTally(&out)
+	if err := c.read(strings.NewReader(in)); err != nil {
+		t.Fatal(err)
+	}
+	c.summary()
+	got := out.String()
+	for _, want := range []string{"loud\n", "panic: x\n", "no json\n", "FAIL p", "skipped 1: no root: skipped", "1 passed, 1 failed, 1 skipped"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("output lacks %q:\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "quiet") || strings.Contains(got, " q ") {
+		t.Errorf("output says too much:\n%s", got)
+	}
+}
