@@ -1,0 +1,118 @@
+package device
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+
+	"meridian.internal/gpu/backend"
+	"meridian.internal/gpu/cpu"
+	"meridian.internal/gpu/engine"
+	"meridian.internal/gpu/model"
+	"meridian.internal/gpu/sim"
+	"meridian.internal/shared/token"
+)
+
+// Device is an open model, back end and engine. The engine is to be run, and to have ended before Close.
+type Device struct {
+	Name      string // of the model, as clients name it
+	Model     *model.Model
+	Tokenizer *token.Tokenizer
+	Engine    *engine.Engine
+	Info      backend.Info
+
+	backend backend.Backend
+}
+
+// embeddedName is the name of the model that is part of the program.
+const embeddedName = "meridian-tiny"
+
+// defaultKVMemory is a modest amount that 64 requests of a few hundred tokens of a small model fit into.
+const defaultKVMemory = 128 << 20
+
+// Open loads the model and starts the back end.
+func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	d := &Device{Name: embeddedName}
+	if o.Model != "" {
+		d.Name = filepath.Base(o.Model)
+	}
+	if d.Model, err = model.Load(o.Model); err != nil {
+		return nil, fmt.Errorf("--model %q: %w", o.Model, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.Close())
+		}
+	}()
+	if d.Tokenizer, err = token.Parse(d.Model.TokenizerJSON); err != nil {
+		return nil, fmt.Errorf("--model %q: tokenizer.json: %w", o.Model, err)
+	}
+	blocks, err := o.blocks(&d.Model.Config)
+	if err != nil {
+		return nil, err
+	}
+	if d.backend, err = openBackend(o, d.Model, blocks, now); err != nil {
+		return nil, fmt.Errorf("--device %s: %w", o.Device, err)
+	}
+	d.Info = d.backend.Info()
+	d.Engine, err = engine.New(engine.Config{
+		MaxBatchSize: o.MaxBatchSize, MaxNumTokens: o.MaxNumTokens, MaxWaiting: o.MaxWaiting, Overlap: o.Overlap,
+		PrefixReuse: o.PrefixReuse, EOS: d.Model.Config.EOS, Now: now, Logger: log,
+	}, d.backend)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+func openBackend(o Options, m *model.Model, blocks int, now func() int64) (backend.Backend, error) {
+	if o.Device == "sim" {
+		c := o.Sim
+		return sim.New(sim.Config{
+			ModelHash: "sim-" + m.Hash, Layers: m.Config.Layers, KVHeads: m.Config.KVHeads, HeadSize: m.Config.HeadSize,
+			Vocab: m.Config.Vocab, ContextLen: m.Config.ContextLen, TokensPerBlock: o.TokensPerBlock, KVBlocks: blocks,
+			MaxSlots: o.MaxBatchSize, Shallow: c.Shallow, Now: now,
+			Cost: sim.Cost{
+				Step: float64(c.Step), PrefillToken: float64(c.PrefillToken), Decode: float64(c.Decode),
+				KVToken: float64(c.KVToken), CopyByte: c.CopyByte,
+			},
+		})
+	}
+	return cpu.New(m, cpu.Options{
+		TokensPerBlock: o.TokensPerBlock, KVBlocks: blocks, MaxSlots: o.MaxBatchSize, Threads: o.Threads, Now: now,
+	})
+}
+
+// blocks is the number of KV blocks that the options ask for.
+func (o *Options) blocks(c *model.Config) (int, error) {
+	if o.KVBlocks > 0 {
+		return o.KVBlocks, nil
+	}
+	const element = 4 // both devices keep KV in float32
+	size := Size(o.TokensPerBlock) * Size(c.Layers*2*c.KVHeads*c.HeadSize*element)
+	context := (c.ContextLen + o.TokensPerBlock - 1) / o.TokensPerBlock
+	if o.KVMemory == 0 {
+		return max(int(defaultKVMemory/size), 2*context), nil
+	}
+	n := int(o.KVMemory / size)
+	if n < context {
+		return 0, fmt.Errorf("--kv-memory %d: holds %d KV blocks of %d bytes; one context of %d tokens needs %d", o.KVMemory, n, size, c.ContextLen, context)
+	}
+	return n, nil
+}
+
+// Close frees the device. The engine must have ended.
+func (d *Device) Close() error {
+	var errs []error
+	if d.backend != nil {
+		errs = append(errs, d.backend.Close())
+	}
+	if d.Model != nil {
+		errs = append(errs, d.Model.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,118 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"meridian.internal/gpu/engine"
+	"meridian.internal/shared/infer"
+)
+
+// defaults are the values of the tags.
+func defaults(edit func(*Options)) Options {
+	o := Options{Device: "cpu", MaxNumTokens: 256, MaxBatchSize: 8, MaxWaiting: 8, TokensPerBlock: 16, Ranks: 1, PP: 1, Overlap: true, PrefixReuse: true}
+	if edit != nil {
+		edit(&o)
+	}
+	return o
+}
+
+func now() int64 { return time.Now().UnixNano() }
+
+func TestOptionsThatCannotBeAreRefusedByName(t *testing.T) {
+	for _, c := range []struct {
+		want string
+		edit func(*Options)
+	}{
+		{"--ranks 2: not available", func(o *Options) { o.Ranks = 2 }},
+		{"--pp 2: not available", func(o *Options) { o.PP = 2 }},
+		{"--kv-host-memory 1024: not available", func(o *Options) { o.KVHostMemory = 1024 }},
+		{"--device cuda: not available", func(o *Options) { o.Device = "cuda" }},
+		{"--ranks 0: must be at least 1", func(o *Options) { o.Ranks = 0 }},
+		{"--max-batch-size 0", func(o *Options) { o.MaxBatchSize = 0 }},
+		{"--max-num-tokens 4: must be at least --max-batch-size", func(o *Options) { o.MaxNumTokens = 4 }},
+		{"--tokens-per-block -1", func(o *Options) { o.TokensPerBlock = -1 }},
+		{"give one of them", func(o *Options) { o.KVBlocks, o.KVMemory = 1, 1 }},
+		{"--kv-memory 5", func(o *Options) { o.KVMemory = 5 }},
+		{"--sim-*", func(o *Options) { o.Sim.Step = -1 }},
+		{`--model "/no/such/folder"`, func(o *Options) { o.Model = "/no/such/folder" }},
+	} {
+		if _, err := Open(defaults(c.edit), now, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("got %v, want %q", err, c.want)
+		}
+	}
+}
+
+func TestSizesAreRead(t *testing.T) {
+	for text, want := range map[string]Size{"0": 0, "17": 17, "2KiB": 2048, " 3 MiB ": 3 << 20, "1GiB": 1 << 30, "1TiB": 1 << 40} {
+		var s Size
+		if err := s.UnmarshalText([]byte(text)); err != nil || s != want {
+			t.Errorf("%q is %d, %v; want %d", text, s, err, want)
+		}
+	}
+}
+
+func FuzzSize(f *testing.F) {
+	f.Add("12MiB")
+	f.Add("-1")
+	f.Add("9999999999TiB")
+	f.Fuzz(func(t *testing.T, text string) {
+		var s Size
+		if err := s.UnmarshalText([]byte(text)); err == nil && s < 0 {
+			t.Fatalf("%q became %d", text, s)
+		}
+	})
+}
+
+func TestBothDevicesAnswerARequest(t *testing.T) {
+	for _, name := range []string{"cpu", "sim"} {
+		d, err := Open(defaults(func(o *Options) { o.Device = name }), now, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var run sync.WaitGroup
+		run.Go(func() {
+			if err := d.Engine.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		s, err := d.Engine.Submit(infer.Request{ID: 1, Prompt: d.Tokenizer.Encode("The river", true), MaxTokens: 5, IgnoreEOS: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for done := (*infer.Done)(nil); done == nil; {
+			var tokens []infer.Token
+			if tokens, done, err = s.Next(ctx); err != nil {
+				t.Fatal(err)
+			}
+			n += len(tokens)
+		}
+		if n != 5 {
+			t.Errorf("%s gave %d tokens, want 5", name, n)
+		}
+		cancel()
+		run.Wait()
+		if _, err := d.Engine.Submit(infer.Request{ID: 2, Prompt: []int32{1}, MaxTokens: 1}); Kind(err) != Stopped {
+			t.Errorf("%s: after its end: %v", name, err)
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestKindsTellErrorsApart(t *testing.T) {
+	if k := Kind(errors.Join(errors.New("x"), engine.ErrQueueFull)); k != Busy {
+		t.Errorf("got %q", k)
+	}
+	if k := Kind(errors.New("x")); k != "" {
+		t.Errorf("got %q", k)
+	}
+}

@@ -1,0 +1,132 @@
+// Package device opens what a node computes with: a model, the back end that --device names, and the engine on it. It
+// owns the options of all three, their defaults and their refusal; kong reads their tags, this package does not parse
+// command lines.
+package device
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"meridian.internal/gpu/engine"
+)
+
+// Options of a device, with the tags of the command line. The zero value is filled by the tags' defaults.
+type Options struct {
+	Model          string `help:"Checkpoint folder in Hugging Face's form. Empty: the embedded model meridian-tiny." type:"path" placeholder:"DIR"`
+	Device         string `help:"What computes: cpu, sim (no arithmetic, a cost model of time) or cuda." enum:"cpu,sim,cuda" default:"cpu"`
+	Threads        int    `help:"Goroutines of the cpu device. 0: one a processor." default:"0"`
+	MaxNumTokens   int    `help:"Tokens of one step; longer prompts are cut into chunks. More: prefill is faster, decode of others waits longer." default:"2048"`
+	MaxBatchSize   int    `help:"Sequences that run at the same time." default:"64"`
+	MaxWaiting     int    `help:"Requests that may wait for a place; more are refused with 503." default:"1024"`
+	TokensPerBlock int    `help:"Tokens of one KV block: the unit of reuse." default:"32"`
+	KVBlocks       int    `help:"KV blocks. 0: as many as --kv-memory holds." default:"0" name:"kv-blocks"`
+	KVMemory       Size   `help:"Memory for KV, such as 512MiB; at least one full context. 0: 128MiB, or two full contexts if that is more." default:"0" name:"kv-memory"`
+	KVHostMemory   Size   `help:"Memory of a second tier of KV in the host's memory." default:"0" name:"kv-host-memory"`
+	Ranks          int    `help:"Tensor-parallel ranks." default:"1"`
+	PP             int    `help:"Pipeline stages." default:"1" name:"pp"`
+	Overlap        bool   `help:"Prepare the next step while the device runs one." default:"true" negatable:""`
+	PrefixReuse    bool   `help:"Reuse the KV of prompts that begin alike." default:"true" negatable:""`
+	Sim            Sim    `embed:"" prefix:"sim-"`
+}
+
+// Sim is the cost model of --device sim.
+type Sim struct {
+	Step         time.Duration `help:"Time of every step." default:"2ms"`
+	PrefillToken time.Duration `help:"Time of a prompt token in a step." default:"20us"`
+	Decode       time.Duration `help:"Time of a sequence that decodes in a step." default:"100us"`
+	KVToken      time.Duration `help:"Time of a token of KV that a step reads." default:"0s" name:"kv-token"`
+	CopyByte     float64       `help:"Nanoseconds of a byte of KV copied in or out." default:"0"`
+	Shallow      bool          `help:"Compute a token from its predecessor's KV alone: cheaper with long contexts, but lost KV goes mostly unseen."`
+}
+
+// Size is a number of bytes, written as 1048576, 1024KiB, 1MiB or 1GiB.
+type Size int64
+
+// UnmarshalText reads a size.
+func (s *Size) UnmarshalText(b []byte) error {
+	text := strings.TrimSpace(string(b))
+	shift := 0
+	for _, u := range []struct {
+		suffix string
+		shift  int
+	}{{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}} {
+		if rest, ok := strings.CutSuffix(text, u.suffix); ok {
+			text, shift = strings.TrimSpace(rest), u.shift
+			break
+		}
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 || n > 1<<62>>shift {
+		return fmt.Errorf("size %q: want a number of bytes, or one with KiB, MiB, GiB or TiB", b)
+	}
+	*s = Size(n << shift)
+	return nil
+}
+
+// ErrUnavailable is returned when an option asks for what this build does not have.
+var ErrUnavailable = errors.New("not available in this build")
+
+// Validate refuses what cannot be, naming option and value. It is called before anything is loaded.
+func (o *Options) Validate() error {
+	for _, f := range []struct {
+		option     string
+		value, min int
+	}{
+		{"--threads", o.Threads, 0}, {"--max-num-tokens", o.MaxNumTokens, 1}, {"--max-batch-size", o.MaxBatchSize, 1},
+		{"--max-waiting", o.MaxWaiting, 1}, {"--tokens-per-block", o.TokensPerBlock, 1}, {"--kv-blocks", o.KVBlocks, 0},
+		{"--ranks", o.Ranks, 1}, {"--pp", o.PP, 1},
+	} {
+		if f.value < f.min {
+			return fmt.Errorf("%s %d: must be at least %d", f.option, f.value, f.min)
+		}
+	}
+	switch {
+	case o.MaxNumTokens < o.MaxBatchSize:
+		return fmt.Errorf("--max-num-tokens %d: must be at least --max-batch-size, %d", o.MaxNumTokens, o.MaxBatchSize)
+	case o.KVBlocks > 0 && o.KVMemory > 0:
+		return fmt.Errorf("--kv-blocks %d and --kv-memory %d: give one of them", o.KVBlocks, o.KVMemory)
+	case o.Device == "cuda":
+		return fmt.Errorf("--device cuda: %w", ErrUnavailable)
+	case o.Ranks > 1:
+		return fmt.Errorf("--ranks %d: %w; 1 is", o.Ranks, ErrUnavailable)
+	case o.PP > 1:
+		return fmt.Errorf("--pp %d: %w; 1 is", o.PP, ErrUnavailable)
+	case o.KVHostMemory > 0:
+		return fmt.Errorf("--kv-host-memory %d: %w; 0 is", o.KVHostMemory, ErrUnavailable)
+	case o.Sim.Step < 0 || o.Sim.PrefillToken < 0 || o.Sim.Decode < 0 || o.Sim.KVToken < 0 || o.Sim.CopyByte < 0:
+		return fmt.Errorf("--sim-*: a time must not be negative: %+v", o.Sim)
+	}
+	return nil
+}
+
+// Kinds of errors of an engine, in words that a face can map to its own.
+const (
+	Busy      = "busy"      // the queue is full
+	Draining  = "draining"  // takes nothing new
+	Stopped   = "stopped"   // the engine has ended
+	TooLong   = "too_long"  // does not fit into context or KV
+	Invalid   = "invalid"   // makes no sense
+	Cancelled = "cancelled" // by its caller
+	Deadline  = "deadline"  // its time is over
+	NoToken   = "no_token"  // nothing could be sampled
+)
+
+// Kind gives the kind of an engine's error, "" if it is another's.
+func Kind(err error) string {
+	for _, k := range []struct {
+		err  error
+		kind string
+	}{
+		{engine.ErrStopped, Stopped}, // before the others: it wraps why
+		{engine.ErrQueueFull, Busy}, {engine.ErrDraining, Draining}, {engine.ErrTooLong, TooLong}, {engine.ErrInvalid, Invalid},
+		{engine.ErrDeadline, Deadline}, {engine.ErrCancelled, Cancelled}, {engine.ErrNoToken, NoToken},
+	} {
+		if errors.Is(err, k.err) {
+			return k.kind
+		}
+	}
+	return ""
+}
