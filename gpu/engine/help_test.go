@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/sim"
 	"meridian.internal/shared/infer"
 )
@@ -22,19 +23,26 @@ func clock() func() int64 {
 type rig struct {
 	*Engine
 	t    *testing.T
-	dev  *sim.Device
-	stop func() // ends both and checks the books
+	stop func() // ends engine and device and checks the books
+	runs error  // what Run is expected to return
 }
 
 func newRig(t *testing.T, cfg Config, dev sim.Config) *rig {
 	t.Helper()
-	now := clock()
-	dev.Now = now
+	cfg.Now = clock()
+	dev.Now = cfg.Now
 	d, err := sim.New(dev)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.Now = now
+	return newRigOn(t, cfg, d)
+}
+
+func newRigOn(t *testing.T, cfg Config, d backend.Backend) *rig {
+	t.Helper()
+	if cfg.Now == nil {
+		cfg.Now = clock()
+	}
 	e, err := New(cfg, d)
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +50,7 @@ func newRig(t *testing.T, cfg Config, dev sim.Config) *rig {
 	ctx, cancel := context.WithCancel(context.Background())
 	ran := make(chan error, 1)
 	go func() { ran <- e.Run(ctx) }()
-	r := &rig{Engine: e, t: t, dev: d}
+	r := &rig{Engine: e, t: t}
 	stopped := false
 	r.stop = func() {
 		if stopped {
@@ -50,8 +58,8 @@ func newRig(t *testing.T, cfg Config, dev sim.Config) *rig {
 		}
 		stopped = true
 		cancel()
-		if err := <-ran; err != nil {
-			t.Errorf("Run: %v", err)
+		if err := <-ran; !errors.Is(err, r.runs) {
+			t.Errorf("Run: %v, want %v", err, r.runs)
 		}
 		if err := d.Close(); err != nil {
 			t.Error(err)
