@@ -184,8 +184,8 @@ func (n *Node) explain(ctx context.Context, err error) *api.Error {
 	case ctx.Err() != nil:
 		return &api.Error{Code: statusClientGone, Type: api.TypeCancelled, Stage: n.stage(), Message: "the client went away: " + err.Error()}
 	}
-	if n.o.Explain != nil {
-		if e := n.o.Explain(err); e != nil {
+	if n.o.Kind != nil {
+		if e := explainKind(n.o.Kind(err), n.stage(), err.Error()); e != nil {
 			return e
 		}
 	}

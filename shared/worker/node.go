@@ -43,7 +43,7 @@ type Options struct {
 	Generation Runner
 	Load       func() infer.Load
 	Healthy    func() error                            // nil: healthy
-	Explain    func(err error) *api.Error              // the engine's errors; nil result: a server error
+	Kind       func(err error) string                  // kind of an engine's error (gpu/device), "" for others; nil: all are others
 	Publish    func(*phase.Record, *infer.Steps) error // nil: records are not kept
 	KVAddr     string                                  // "host:port" of the KV listener; "": none
 	Registry   *prometheus.Registry                    // nil: no metrics

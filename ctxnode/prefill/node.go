@@ -1,0 +1,117 @@
+package prefill
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"meridian.internal/clocksync/respond"
+	"meridian.internal/gpu/device"
+	"meridian.internal/gpu/kvwire"
+	"meridian.internal/shared/api"
+	"meridian.internal/shared/phase"
+	"meridian.internal/shared/serve"
+	"meridian.internal/shared/worker"
+)
+
+// CLI are the options of ctxnode.
+type CLI struct {
+	Listen       string        `help:"HTTP address." default:":8101" placeholder:"HOST:PORT"`
+	KVListen     string        `help:"TCP address at which generation nodes fetch KV. It is not authenticated: keep it inside the cluster's network." default:":0" name:"kv-listen" placeholder:"HOST:PORT"`
+	KVLease      time.Duration `help:"Time in which a generation node must ask for the KV of a finished prefill." default:"5s" name:"kv-lease"`
+	worker.Flags `embed:""`
+	Device       device.Options `embed:""`
+}
+
+// Main runs ctxnode and gives its exit code.
+func Main() int {
+	return serve.Run("ctxnode", &CLI{}, serve.About("Context node of Meridian: computes the KV of prompts and hands it to generation nodes."),
+		serve.WithHealthcheck("http://127.0.0.1:8101/healthz"))
+}
+
+// Run serves until ctx ends.
+func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
+	if err := c.Device.Validate(); err != nil {
+		return err
+	}
+	d, err := worker.Open(ctx, c.Flags, c.Listen, phase.Ctx, log)
+	if err != nil {
+		return err
+	}
+	ln, err := net.Listen("tcp", c.KVListen)
+	if err != nil {
+		d.Close(ctx)
+		return fmt.Errorf("--kv-listen %q: %w", c.KVListen, err)
+	}
+	dev, err := device.Open(c.Device, d.Steady.Now, log)
+	if err != nil {
+		_ = ln.Close()
+		d.Close(ctx)
+		return err
+	}
+	defer func() {
+		if err := dev.Close(); err != nil {
+			log.Warn("close the device", "error", err)
+		}
+	}()
+	return c.serve(ctx, d, dev, ln, log)
+}
+
+func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, ln net.Listener, log *slog.Logger) error {
+	clockUDP, err := respond.Listen(c.ClockListen, d.Steady, respond.Options{KernelDir: c.SharedKernelDir, Logger: log})
+	if err != nil {
+		_ = ln.Close()
+		d.Close(ctx)
+		return fmt.Errorf("--clock-listen: %w", err)
+	}
+	_, instance, err := d.Steady.ID().Words()
+	if err != nil {
+		return err
+	}
+	server := kvwire.NewServer(kvwire.ServerOptions{
+		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info), Epoch: uint64(instance), Lease: c.KVLease,
+		Now: d.Steady.Now, Logger: log,
+	})
+	_, port, err := net.SplitHostPort(ln.Addr().String())
+	if err != nil {
+		return err
+	}
+	p := &Prefiller{Engine: dev.Engine, Server: server, Endpoint: net.JoinHostPort(d.Host, port)}
+	d.Routes().DELETE("/kv/:id", p.release)
+	return d.Run(ctx, worker.Parts{
+		Face: worker.Options{
+			Model: modelOf(dev, c.Device.MaxBatchSize), Tokenizer: dev.Tokenizer, Kind: device.Kind,
+			Aggregated: p.Aggregated, Context: p.Context, KVAddr: p.Endpoint,
+		},
+		Engine: dev.Engine, ClockAddr: clockUDP.Advertised(d.Host),
+		Beside: []func(context.Context) error{clockUDP.Serve, func(ctx context.Context) error { return server.Serve(ctx, ln) }},
+	})
+}
+
+// release ends a lease that no generation leg will claim, because its client has gone: DELETE /kv/{disagg_request_id}.
+func (p *Prefiller) release(c echo.Context) error {
+	id, err := strconv.ParseInt(c.Param("id"), 10, 64)
+	if err != nil {
+		return api.Invalid("id", "kv id %q: want a whole number", c.Param("id"))
+	}
+	if !p.Server.Withdraw(id) {
+		return &api.Error{Code: http.StatusNotFound, Type: api.TypeNotFound, Stage: "kv", Message: fmt.Sprintf("request %d has no lease here", id)}
+	}
+	return c.NoContent(http.StatusNoContent)
+}
+
+func modelOf(dev *device.Device, batch int) worker.Model {
+	m := worker.Model{
+		Vocab: dev.Info.Vocab, EOS: dev.Model.Config.EOS, TokenizerJSON: dev.Model.TokenizerJSON,
+		ConfigJSON: dev.Model.TokenizerConfigJSON, ChatTemplate: dev.Model.ChatTemplate,
+	}
+	m.Name, m.Hash, m.ContextLen = dev.Name, dev.Info.ModelHash, dev.Info.ContextLen
+	m.TokensPerBlock, m.Numerics, m.MaxBatchSize = dev.Info.TokensPerBlock, dev.Info.Numerics, batch
+	return m
+}

@@ -1,0 +1,102 @@
+package decode
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"meridian.internal/clocksync/respond"
+	"meridian.internal/gpu/device"
+	"meridian.internal/gpu/kvwire"
+	"meridian.internal/shared/node"
+	"meridian.internal/shared/phase"
+	"meridian.internal/shared/serve"
+	"meridian.internal/shared/worker"
+)
+
+// CLI are the options of gennode.
+type CLI struct {
+	Listen       string   `help:"HTTP address." default:":8201" placeholder:"HOST:PORT"`
+	KVListen     string   `help:"Accepted for symmetry with ctxnode; a generation node fetches KV and listens for none." name:"kv-listen" placeholder:"HOST:PORT"`
+	KVPeer       []string `help:"KV listener of a context node that is not in the registry; may be given several times." name:"kv-peer" placeholder:"HOST:PORT"`
+	worker.Flags `embed:""`
+	Device       device.Options `embed:""`
+}
+
+// Main runs gennode and gives its exit code.
+func Main() int {
+	return serve.Run("gennode", &CLI{}, serve.About("Generation node of Meridian: takes over the KV of prompts and generates tokens."),
+		serve.WithHealthcheck("http://127.0.0.1:8201/healthz"))
+}
+
+// Run serves until ctx ends.
+func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
+	if err := c.Device.Validate(); err != nil {
+		return err
+	}
+	d, err := worker.Open(ctx, c.Flags, c.Listen, phase.Gen, log)
+	if err != nil {
+		return err
+	}
+	dev, err := device.Open(c.Device, d.Steady.Now, log)
+	if err != nil {
+		d.Close(ctx)
+		return err
+	}
+	defer func() {
+		if err := dev.Close(); err != nil {
+			log.Warn("close the device", "error", err)
+		}
+	}()
+	return c.serve(ctx, d, dev, log)
+}
+
+func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, log *slog.Logger) error {
+	clockUDP, err := respond.Listen(c.ClockListen, d.Steady, respond.Options{KernelDir: c.SharedKernelDir, Logger: log})
+	if err != nil {
+		d.Close(ctx)
+		return fmt.Errorf("--clock-listen: %w", err)
+	}
+	_, instance, err := d.Steady.ID().Words()
+	if err != nil {
+		return err
+	}
+	client := kvwire.NewClient(kvwire.ClientOptions{
+		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info), Epoch: uint64(instance), Now: d.Steady.Now, Logger: log,
+	})
+	defer client.Close()
+	beside := []func(context.Context) error{clockUDP.Serve}
+	var registry *node.Registry
+	if d.Bus != nil {
+		registry = node.NewRegistry(d.Bus, log, nil)
+		beside = append(beside, registry.Run)
+	}
+	g := &Decoder{Engine: dev.Engine, Client: client, EOS: dev.Model.Config.EOS, Now: d.Steady.Now, Knows: func(addr string) bool {
+		return slices.Contains(c.KVPeer, addr) || registered(registry, addr)
+	}}
+	return d.Run(ctx, worker.Parts{
+		Face: worker.Options{
+			Model: modelOf(dev, c.Device.MaxBatchSize), Tokenizer: dev.Tokenizer, Kind: device.Kind,
+			Aggregated: g.Aggregated, Generation: g.Generation,
+		},
+		Engine: dev.Engine, ClockAddr: clockUDP.Advertised(d.Host), Beside: beside,
+	})
+}
+
+// registered tells whether a context node that lives has this KV listener.
+func registered(r *node.Registry, addr string) bool {
+	return r != nil && slices.ContainsFunc(r.Nodes(), func(e node.Entry) bool {
+		return e.Alive && e.Info.Role == node.RoleCtx && e.Info.KVAddr == addr
+	})
+}
+
+func modelOf(dev *device.Device, batch int) worker.Model {
+	m := worker.Model{
+		Vocab: dev.Info.Vocab, EOS: dev.Model.Config.EOS, TokenizerJSON: dev.Model.TokenizerJSON,
+		ConfigJSON: dev.Model.TokenizerConfigJSON, ChatTemplate: dev.Model.ChatTemplate,
+	}
+	m.Name, m.Hash, m.ContextLen = dev.Name, dev.Info.ModelHash, dev.Info.ContextLen
+	m.TokensPerBlock, m.Numerics, m.MaxBatchSize = dev.Info.TokensPerBlock, dev.Info.Numerics, batch
+	return m
+}

@@ -1,0 +1,100 @@
+package worker
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"meridian.internal/shared/clock"
+)
+
+// Flags are the options that both kinds of node have beside those of the device. --listen is the node's own, because its
+// default differs.
+type Flags struct {
+	Name              string        `help:"Name of the node, unique in the cluster. Empty: role and host name."`
+	Advertise         string        `help:"Host, or host:port, that others reach this node at. Empty: the address of --listen, or the host's name if that is every address." placeholder:"HOST[:PORT]"`
+	NATS              string        `help:"NATS servers, with commas. Empty: no registration and no records." name:"nats" placeholder:"URL"`
+	Spool             string        `help:"Private folder in which records wait for NATS. Empty: a folder of the user's cache, by node and server." type:"path" placeholder:"DIR"`
+	Grace             time.Duration `help:"Time that running requests get after SIGTERM." default:"10s"`
+	IterStatsInterval int           `help:"Collect statistics of every Nth iteration. 0: none." default:"1"`
+	IterStatsMax      int           `help:"Iterations whose statistics are kept." default:"1000"`
+	ClockListen       string        `help:"UDP address of the clock responder." default:":0" placeholder:"HOST:PORT"`
+	SharedKernelDir   string        `help:"Folder shared with other processes of this machine; a file in it proves that they share a kernel, and so a clock." type:"path" placeholder:"DIR"`
+	FaultSkewPPM      float64       `help:"Test mode: the clock runs fast by this many parts per million." default:"0" name:"fault-skew-ppm" group:"Test mode"`
+	FaultStep         time.Duration `help:"Test mode: the clock jumps by this much, once." default:"0s" group:"Test mode"`
+	FaultStepAfter    time.Duration `help:"Test mode: when it jumps, after the start." default:"30s" group:"Test mode"`
+	FaultLie          time.Duration `help:"Test mode: clock probes are answered with stamps that are wrong by this much; records are not." default:"0s" group:"Test mode"`
+}
+
+// Validate refuses what cannot be, naming option and value.
+func (f *Flags) Validate() error {
+	switch {
+	case f.Grace < 0 || f.Grace > time.Hour:
+		return fmt.Errorf("--grace %s: must be 0s to 1h", f.Grace)
+	case f.IterStatsInterval < 0:
+		return fmt.Errorf("--iter-stats-interval %d: must be 0 or more", f.IterStatsInterval)
+	case f.IterStatsMax < 1:
+		return fmt.Errorf("--iter-stats-max %d: must be at least 1", f.IterStatsMax)
+	case len(f.Name) > 128 || strings.ContainsFunc(f.Name, func(r rune) bool { return r <= ' ' || r == 0x7f }):
+		return fmt.Errorf("--name %q: must be 1 to 128 bytes without spaces", f.Name)
+	}
+	if f.NATS != "" {
+		for u := range strings.SplitSeq(f.NATS, ",") {
+			if p, err := url.Parse(strings.TrimSpace(u)); err != nil || p.Host == "" {
+				return fmt.Errorf("--nats %q: want nats://host:port", u)
+			}
+		}
+	}
+	return nil
+}
+
+func (f *Flags) clock() clock.Options {
+	return clock.Options{FaultSkewPPM: f.FaultSkewPPM, FaultStep: f.FaultStep, FaultStepAfter: f.FaultStepAfter, FaultLie: f.FaultLie}
+}
+
+// hosts of a node: what others dial.
+type hosts struct {
+	http string // host:port
+	host string
+}
+
+// advertised derives what others dial from --advertise and the address that is listened at.
+func advertised(advertise, listening string) (hosts, error) {
+	host, port, err := net.SplitHostPort(listening)
+	if err != nil {
+		return hosts{}, fmt.Errorf("--listen %q: %w", listening, err)
+	}
+	if advertise == "" {
+		if ip := net.ParseIP(host); host == "" || (ip != nil && ip.IsUnspecified()) {
+			host = hostName()
+		}
+		return hosts{http: net.JoinHostPort(host, port), host: host}, nil
+	}
+	advertise = strings.TrimPrefix(advertise, "http://")
+	if h, p, err := net.SplitHostPort(advertise); err == nil {
+		host, port = h, p
+	} else {
+		host = strings.Trim(advertise, "[]")
+	}
+	if host == "" || strings.ContainsAny(host, "/ ") {
+		return hosts{}, fmt.Errorf("--advertise %q: want host or host:port", advertise)
+	}
+	return hosts{http: net.JoinHostPort(host, port), host: host}, nil
+}
+
+// hostName is the host's name if it has an address, else the loopback address: a machine without a network serves itself.
+func hostName() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return loopback
+	}
+	if addrs, err := net.LookupHost(name); err != nil || len(addrs) == 0 {
+		return loopback
+	}
+	return name
+}
+
+const loopback = "127.0.0.1"
