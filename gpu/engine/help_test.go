@@ -22,12 +22,12 @@ func clock() func() int64 {
 // rig is a running engine on a simulated device.
 type rig struct {
 	*Engine
-	t    *testing.T
+	t    testing.TB
 	stop func() // ends engine and device and checks the books
 	runs error  // what Run is expected to return
 }
 
-func newRig(t *testing.T, cfg Config, dev sim.Config) *rig {
+func newRig(t testing.TB, cfg Config, dev sim.Config) *rig {
 	t.Helper()
 	cfg.Now = clock()
 	dev.Now = cfg.Now
@@ -38,7 +38,7 @@ func newRig(t *testing.T, cfg Config, dev sim.Config) *rig {
 	return newRigOn(t, cfg, d)
 }
 
-func newRigOn(t *testing.T, cfg Config, d backend.Backend) *rig {
+func newRigOn(t testing.TB, cfg Config, d backend.Backend) *rig {
 	t.Helper()
 	if cfg.Now == nil {
 		cfg.Now = clock()
