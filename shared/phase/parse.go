@@ -77,7 +77,7 @@ func parseIdentity(r *jsonline.Reader, key string, rec *Record) bool {
 func parseBody(r *jsonline.Reader, key string, rec *Record) bool {
 	switch key {
 	case "error":
-		rec.Error = parseError(r)
+		rec.Error = ParseError(r)
 	case "clocks":
 		rec.Clocks = parseClocks(r)
 	case "pushed_offset_ns":
@@ -115,7 +115,8 @@ func parseBody(r *jsonline.Reader, key string, rec *Record) bool {
 	return true
 }
 
-func parseError(r *jsonline.Reader) *Error {
+// ParseError reads the member "error".
+func ParseError(r *jsonline.Reader) *Error {
 	if !r.Object() {
 		return nil
 	}

@@ -1,0 +1,104 @@
+package timeline
+
+import (
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/phase"
+)
+
+// identityBoundNS bounds the difference of two processes that read one clock (equal epochs) when nobody measured their
+// anchors: each anchor is the best of 1,000 brackets, well under a microsecond.
+const identityBoundNS = 2000
+
+// stateNone marks a phase that could not be aligned.
+const stateNone = "none"
+
+// Clocks says how stamps get onto the reference clock.
+type Clocks struct {
+	// Reference is used when the request has no record of its router.
+	Reference clock.ID
+	// Estimate gives the estimate of a clock (by its id) that was valid when the clock showed localNS. nil: none.
+	Estimate func(id clock.ID, localNS int64) (clock.Estimate, bool)
+}
+
+// estimate picks what converts a stamp of c: the merge's own estimate, else the one that the record's process knew, else
+// the proof that both clocks are one.
+func (c Clocks) estimate(ref clock.ID, from phase.Clock, ns int64) (clock.Estimate, bool) {
+	fits := func(e clock.Estimate) bool {
+		_, _, ok := e.Convert(ns)
+		return ok && e.Reference.Epoch() == ref.Epoch() && e.Local.Epoch() == from.ID.Epoch()
+	}
+	if from.ID.Epoch() == "" || ref.Epoch() == "" {
+		return clock.Estimate{}, false
+	}
+	if from.ID == ref { // the same process
+		return clock.Estimate{Reference: ref, Local: from.ID, AtNS: ns, State: clock.Identity}, true
+	}
+	if c.Estimate != nil {
+		if e, ok := c.Estimate(from.ID, ns); ok && fits(e) {
+			return e, true
+		}
+	}
+	if from.Estimate != nil && fits(*from.Estimate) {
+		return *from.Estimate, true
+	}
+	if from.ID.Epoch() == ref.Epoch() {
+		return clock.Estimate{
+			Reference: ref, Local: from.ID, LowerNS: -identityBoundNS, UpperNS: identityBoundNS, AtNS: ns, State: clock.Identity,
+		}, true
+	}
+	return clock.Estimate{}, false
+}
+
+// point is a stamp on the reference clock, relative to the line's start.
+type point struct {
+	at, bound int64
+	ok        bool // the stamp exists and could be converted
+}
+
+// source is one record with everything that its conversion needs.
+type source struct {
+	Part
+	clock  phase.Clock
+	est    clock.Estimate
+	ok     bool  // aligned
+	bound  int64 // largest so far
+	origin int64 // reference ns of the line's start
+}
+
+// place converts one raw stamp: the only place where that happens.
+func (s *source) place(ns int64) point {
+	if !s.ok {
+		return point{}
+	}
+	ref, bound, ok := s.est.Convert(ns)
+	if !ok {
+		return point{}
+	}
+	s.bound = max(s.bound, bound)
+	return point{at: ref - s.origin, bound: bound, ok: true}
+}
+
+func (s *source) stamp(ns *int64) point {
+	if ns == nil {
+		return point{}
+	}
+	return s.place(*ns)
+}
+
+// newSource chooses the estimate by the record's first stamp.
+func newSource(p Part, c Clocks, ref clock.ID) *source {
+	s := &source{Part: p}
+	r := p.Record
+	if i := r.Stamps.Clock; i >= 0 && i < len(r.Clocks) {
+		s.clock = r.Clocks[i]
+	} else {
+		s.clock = phase.Clock{ID: r.Instance}
+	}
+	for _, f := range r.Stamps.All() {
+		if *f.NS != nil {
+			s.est, s.ok = c.estimate(ref, s.clock, **f.NS)
+			break
+		}
+	}
+	return s
+}

@@ -1,0 +1,155 @@
+// Package timeline merges the phase records of one request into one line: every stamp in one clock, spans that tile what
+// the client waited for, and what does not add up, with both numbers. It is pure: no clock, no file, no bus.
+//
+// One function converts stamps (Clocks.place). Nothing is clamped: a negative span is reported as it is and counted.
+package timeline
+
+import (
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/phase"
+)
+
+// Schema is the version of Line. Changes are additive.
+const Schema = "meridian.timeline/1"
+
+// Line is one request. All times but raw stamps are ns after StartNS, which is a stamp of the clock Reference. A pointer
+// is nil where the value could not be known.
+type Line struct {
+	Schema          string        `json:"schema"`
+	RequestID       string        `json:"request_id"`
+	ClientRequestID string        `json:"client_request_id"`
+	Amends          bool          `json:"amends,omitempty"` // replaces the line of this request that was written before
+	Router          string        `json:"router"`
+	Model           string        `json:"model"`
+	Style           string        `json:"style"`
+	Traceparent     string        `json:"traceparent,omitempty"`
+	Reference       clock.ID      `json:"reference"`
+	StartNS         int64         `json:"start_ns"`
+	WallNS          int64         `json:"wall_ns,omitempty"` // UTC of StartNS, from the router's wall clock; absent: not known
+	Outcome         phase.Outcome `json:"outcome"`
+	FinishReason    string        `json:"finish_reason,omitempty"`
+	Error           *phase.Error  `json:"error,omitempty"`
+	Complete        bool          `json:"complete"`
+	Missing         []string      `json:"missing,omitempty"` // "ctx ctx0 sub 0 attempt 0"
+	Streamed        bool          `json:"streamed"`
+	TTFTNS          *int64        `json:"ttft_ns"`
+	E2ENS           *int64        `json:"e2e_ns"`
+	UnaccountedNS   *int64        `json:"unaccounted_ns"` // e2e minus the sum of the spans, with its sign
+	MaxBoundNS      *int64        `json:"max_bound_ns"`   // largest bound of a span
+	NegativeSpans   int           `json:"negative_spans"`
+	Violations      []Violation   `json:"violations"`
+	Tokens          phase.Tokens  `json:"tokens"`
+	Handover        *Handover     `json:"handover,omitempty"`
+	Spans           []Span        `json:"spans"`
+	Attempts        []Attempt     `json:"attempts"`
+	Phases          []Phase       `json:"phases"`
+
+	Decision *phase.Decision `json:"decision,omitempty"`
+}
+
+// Span is a part of the time that the client waited.
+type Span struct {
+	Name    string `json:"name"`
+	Node    string `json:"node"` // where the work was; "a>b" on the way between two
+	StartNS int64  `json:"start_ns"`
+	DurNS   int64  `json:"dur_ns"`
+	BoundNS int64  `json:"bound_ns,omitempty"` // how far DurNS may be from the truth; absent: one clock, exact
+}
+
+// Handover is the KV transfer of the request, as the receiver saw it. Its work overlaps prefill, so it is no span; only
+// what was left after prefill is (kv_handover).
+type Handover struct {
+	Bytes      int64  `json:"bytes"`
+	Frames     int64  `json:"frames"`
+	Tokens     int    `json:"tokens"`
+	TokensHeld int    `json:"tokens_held"`
+	DurNS      *int64 `json:"dur_ns"`     // first byte to last region installed
+	HiddenNS   *int64 `json:"hidden_ns"`  // part of it before the first token was sampled
+	VisibleNS  *int64 `json:"visible_ns"` // part of it after
+	WireNS     int64  `json:"wire_ns"`
+	InstallNS  int64  `json:"install_ns"`
+}
+
+// Attempt is one leg that reached a node, or was sent to one and never reported.
+type Attempt struct {
+	Role    phase.Role    `json:"role"`
+	Node    string        `json:"node"`
+	Sub     int           `json:"sub"`
+	Attempt int           `json:"attempt"`
+	Outcome phase.Outcome `json:"outcome"`
+	Error   *phase.Error  `json:"error,omitempty"`
+}
+
+// Phase is one record as it entered the merge.
+type Phase struct {
+	Role         phase.Role      `json:"role"`
+	Node         string          `json:"node"`
+	Sub          int             `json:"sub"`
+	Attempt      int             `json:"attempt"`
+	Disagg       int64           `json:"disagg_request_id,string,omitempty"`
+	Clock        PhaseClock      `json:"clock"`
+	RawStartNS   int64           `json:"raw_start_ns"` // raw stamps in JSON are ns after it
+	Stamps       []Stamp         `json:"stamps"`       // an object: name -> [raw - raw_start_ns, converted]; converted is null without alignment
+	Tokens       phase.Tokens    `json:"tokens"`
+	KV           *infer.KVCounts `json:"kv,omitempty"`
+	Transfer     []Stamp         `json:"transfer,omitempty"`
+	Peer         string          `json:"peer,omitempty"`
+	Bytes        int64           `json:"bytes,omitempty"`
+	Chunks       *Columns        `json:"chunks,omitempty"`
+	Steps        *Columns        `json:"steps,omitempty"`
+	StepMessages int             `json:"step_messages,omitempty"` // announced by the record
+	Truncated    int64           `json:"truncated,omitempty"`     // steps that the node did not keep
+	Iters        *phase.Iters    `json:"iters,omitempty"`
+	Preemptions  int             `json:"preemptions,omitempty"`
+	PreemptedNS  int64           `json:"preempted_ns,omitempty"`
+	PushedNS     *int64          `json:"pushed_offset_ns,omitempty"`
+	EnergyJ      *float64        `json:"energy_j,omitempty"`
+}
+
+// PhaseClock is the clock of a phase and how it was converted: converted = raw + offset + skew·(raw − at) − start.
+type PhaseClock struct {
+	ID       clock.ID `json:"id"`
+	State    string   `json:"state"`     // of the estimate; "none": not aligned
+	OffsetNS *int64   `json:"offset_ns"` // at AtNS
+	SkewPPB  int64    `json:"skew_ppb"`
+	AtNS     int64    `json:"at_ns"`
+	BoundNS  *int64   `json:"bound_ns"` // largest over the stamps of the phase
+	Via      string   `json:"via,omitempty"`
+}
+
+// Stamp is one stamp, raw and converted.
+type Stamp struct {
+	Name string
+	Raw  int64
+	Ref  *int64 // ns after the line's start; nil: not aligned
+}
+
+// Columns are lists of equal length under their names; times are converted where the phase is aligned, else raw.
+type Columns struct {
+	Names  []string
+	Values [][]int64
+}
+
+// Column returns the values under name, nil if there are none.
+func (c *Columns) Column(name string) []int64 {
+	if c == nil {
+		return nil
+	}
+	for i, n := range c.Names {
+		if n == name {
+			return c.Values[i]
+		}
+	}
+	return nil
+}
+
+// Violation is an event that lies before its cause by more than the bounds allow.
+type Violation struct {
+	Cause    string `json:"cause"` // "router0.ctx_dispatch_ns"
+	Event    string `json:"event"` // "ctx0.receive_ns"
+	CauseNS  int64  `json:"cause_ns"`
+	EventNS  int64  `json:"event_ns"`
+	BoundNS  int64  `json:"bound_ns"`
+	ExcessNS int64  `json:"excess_ns"` // how far beyond the bound
+}

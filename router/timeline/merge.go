@@ -1,0 +1,281 @@
+package timeline
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/phase"
+)
+
+// Part is one record of a request and, when its node kept steps, their columns.
+type Part struct {
+	Record *phase.Record
+	Steps  *infer.Steps
+}
+
+// Key names an attempt: two records with one key are the same record, sent twice.
+type Key struct {
+	Role     phase.Role
+	Node     string
+	Instance clock.ID
+	Sub      int
+	Attempt  int
+}
+
+// KeyOf is the key of a record.
+func KeyOf(r *phase.Record) Key { return Key{r.Role, r.Node, r.Instance, r.Sub, r.Attempt} }
+
+// Merge makes the line of one request from its records, in whatever order and however often they came. It needs at least
+// one. The records are only read.
+func Merge(parts []Part, c Clocks) *Line {
+	parts = sortParts(parts)
+	m := merger{line: &Line{Schema: Schema}}
+	router := parts[0].Record
+	if router.Role != phase.Disagg {
+		router = nil
+	}
+	ref := c.Reference
+	if router != nil {
+		ref = router.Instance
+	}
+	for _, p := range parts {
+		m.sources = append(m.sources, newSource(p, c, ref))
+	}
+	m.line.Reference = ref
+	m.setOrigin()
+	m.fillHead(parts[0].Record, router)
+	m.fillPhases()
+	m.line.Missing = Missing(parts)
+	m.line.Complete = router != nil && len(m.line.Missing) == 0
+	m.fillSpans(router)
+	m.fillViolations()
+	return m.line
+}
+
+// merger holds the line while it is made.
+type merger struct {
+	line    *Line
+	sources []*source
+}
+
+var roleOrder = map[phase.Role]int{phase.Disagg: 0, phase.Ctx: 1, phase.Gen: 2}
+
+// sortParts orders by role, sub, attempt and node, and drops what came twice.
+func sortParts(in []Part) []Part {
+	parts := slices.Clone(in)
+	slices.SortStableFunc(parts, func(a, b Part) int {
+		x, y := a.Record, b.Record
+		return cmp.Or(cmp.Compare(roleOrder[x.Role], roleOrder[y.Role]), cmp.Compare(x.Sub, y.Sub), cmp.Compare(x.Attempt, y.Attempt),
+			cmp.Compare(x.Node, y.Node), cmp.Compare(x.Instance, y.Instance))
+	})
+	return slices.CompactFunc(parts, func(a, b Part) bool { return KeyOf(a.Record) == KeyOf(b.Record) })
+}
+
+// setOrigin puts the start at the router's receipt, or else at the earliest stamp that could be converted.
+func (m *merger) setOrigin() {
+	var origin *int64
+	for _, s := range m.sources {
+		p := s.stamp(s.Record.Stamps.ReceiveNS)
+		if p.ok && (origin == nil || p.at < *origin) {
+			origin = &p.at
+		}
+		if s.Record.Role == phase.Disagg && p.ok {
+			break
+		}
+	}
+	if origin == nil {
+		return
+	}
+	m.line.StartNS = *origin
+	for _, s := range m.sources {
+		s.origin = *origin
+	}
+}
+
+func (m *merger) fillHead(first, router *phase.Record) {
+	l := m.line
+	l.RequestID, l.ClientRequestID, l.Router, l.Model = first.RequestID, first.ClientRequestID, first.Router, first.Model
+	l.Style, l.Traceparent, l.Streamed = first.Style, first.Traceparent, first.Streamed
+	l.Outcome, l.FinishReason, l.Error = first.Outcome, first.FinishReason, first.Error
+	l.Violations, l.Spans, l.Attempts, l.Phases = []Violation{}, []Span{}, []Attempt{}, []Phase{}
+	for _, s := range m.sources {
+		r := s.Record
+		if r.Role == phase.Disagg {
+			continue
+		}
+		l.Attempts = append(l.Attempts, Attempt{Role: r.Role, Node: r.Node, Sub: r.Sub, Attempt: r.Attempt, Outcome: r.Outcome, Error: r.Error})
+		if router == nil { // without the router's word: what the nodes did
+			l.Tokens.Prompt = max(l.Tokens.Prompt, r.Tokens.Prompt)
+			l.Tokens.Output += r.Tokens.Output
+		}
+		if r.Role == phase.Ctx || r.Style == styleAggregated {
+			l.Tokens.Cached += r.Tokens.Cached
+		}
+	}
+	if router == nil {
+		l.Outcome = worstOutcome(m.sources)
+		return
+	}
+	l.Router, l.Decision = router.Node, router.Decision
+	l.Tokens.Prompt, l.Tokens.Output = router.Tokens.Prompt, router.Tokens.Output
+}
+
+func worstOutcome(sources []*source) phase.Outcome {
+	worst := phase.Finished
+	for _, s := range sources {
+		if s.Record.Outcome != phase.Finished {
+			worst = s.Record.Outcome
+		}
+	}
+	return worst
+}
+
+// Missing lists the records that must come and are not in parts.
+func Missing(parts []Part) []string {
+	var missing []string
+	router := slices.IndexFunc(parts, func(p Part) bool { return p.Record.Role == phase.Disagg })
+	if router < 0 {
+		return []string{string(phase.Disagg)}
+	}
+	for _, leg := range Legs(parts[router].Record) {
+		if !leg.Records {
+			continue
+		}
+		there := slices.ContainsFunc(parts, func(p Part) bool {
+			r := p.Record
+			return r.Role == leg.Role && r.Sub == leg.Sub && r.Attempt == leg.Attempt && (leg.Node == "" || r.Node == leg.Node)
+		})
+		if !there {
+			missing = append(missing, fmt.Sprintf("%s %s sub %d attempt %d", leg.Role, leg.Node, leg.Sub, leg.Attempt))
+		}
+	}
+	for _, p := range parts {
+		if n := p.Record.StepMessages; n > 0 && p.Steps == nil {
+			missing = append(missing, fmt.Sprintf("steps of %s %s sub %d attempt %d", p.Record.Role, p.Record.Node, p.Record.Sub, p.Record.Attempt))
+		}
+	}
+	return missing
+}
+
+// Legs are the legs of a router's record: those that it lists, else what its style and its dispatch stamps tell.
+func Legs(router *phase.Record) []phase.Leg {
+	if router.Legs != nil || router.Decision == nil {
+		return router.Legs
+	}
+	var legs []phase.Leg
+	d := router.Decision
+	if router.Stamps.CtxDispatchNS != nil && d.Ctx != "" {
+		legs = append(legs, phase.Leg{Role: phase.Ctx, Node: d.Ctx, Sub: router.Sub, Attempt: router.Attempt, Records: true})
+	}
+	if router.Stamps.GenDispatchNS != nil && d.Gen != "" {
+		legs = append(legs, phase.Leg{Role: phase.Gen, Node: d.Gen, Sub: router.Sub, Attempt: router.Attempt, Records: true})
+	}
+	return legs
+}
+
+func (m *merger) fillPhases() {
+	for _, s := range m.sources {
+		r := s.Record
+		p := Phase{
+			Role: r.Role, Node: r.Node, Sub: r.Sub, Attempt: r.Attempt, Disagg: r.DisaggRequestID, Tokens: r.Tokens, KV: r.KV,
+			Iters: r.Iters, Preemptions: r.Preemptions, PreemptedNS: r.PreemptedNS, PushedNS: r.PushedOffsetNS, EnergyJ: r.EnergyJ,
+			StepMessages: r.StepMessages, Stamps: make([]Stamp, 0, 12),
+		}
+		for _, f := range r.Stamps.All() {
+			p.Stamps = s.appendStamp(p.Stamps, f.Name, *f.NS)
+		}
+		if len(p.Stamps) > 0 {
+			p.RawStartNS = p.Stamps[0].Raw
+		}
+		if t := r.Transfer; t != nil {
+			p.Peer, p.Bytes = t.Peer, t.Bytes
+			p.Transfer = s.appendStamp(p.Transfer, "requested_ns", t.RequestedNS)
+			p.Transfer = s.appendStamp(p.Transfer, "start_ns", t.StartNS)
+			p.Transfer = s.appendStamp(p.Transfer, "last_byte_ns", t.LastByteNS)
+			p.Transfer = s.appendStamp(p.Transfer, "installed_ns", t.InstalledNS)
+		}
+		p.Chunks, p.Steps = s.chunkColumns(), s.stepColumns()
+		if s.Steps != nil {
+			p.Truncated = s.Steps.Truncated
+		}
+		p.Clock = s.phaseClock()
+		m.line.Phases = append(m.line.Phases, p)
+	}
+}
+
+func (s *source) appendStamp(list []Stamp, name string, ns *int64) []Stamp {
+	if ns == nil {
+		return list
+	}
+	st := Stamp{Name: name, Raw: *ns}
+	if p := s.place(*ns); p.ok {
+		st.Ref = &p.at
+	}
+	return append(list, st)
+}
+
+func (s *source) phaseClock() PhaseClock {
+	c := PhaseClock{ID: s.clock.ID, State: stateNone}
+	if s.ok {
+		off, bound := s.est.OffsetNS, s.bound
+		c.State, c.OffsetNS, c.SkewPPB, c.AtNS, c.BoundNS, c.Via = s.est.State, &off, s.est.SkewPPB, s.est.AtNS, &bound, s.est.Via
+	}
+	return c
+}
+
+// column converts a list of stamps; without alignment it stays raw.
+func (s *source) column(n int, at func(int) int64) []int64 {
+	out := make([]int64, n)
+	for i := range out {
+		out[i] = at(i)
+		if p := s.place(out[i]); p.ok {
+			out[i] = p.at
+		}
+	}
+	return out
+}
+
+func plain(n int, at func(int) int64) []int64 {
+	out := make([]int64, n)
+	for i := range out {
+		out[i] = at(i)
+	}
+	return out
+}
+
+func (s *source) chunkColumns() *Columns {
+	ch := s.Record.Chunks
+	n := len(ch)
+	if n == 0 {
+		return nil
+	}
+	return &Columns{
+		Names: []string{"iter", "tokens", "kv_tokens", "batch_size", "forward_start_ns", "forward_end_ns", "sample_end_ns"},
+		Values: [][]int64{
+			plain(n, func(i int) int64 { return ch[i].Iter }), plain(n, func(i int) int64 { return int64(ch[i].Tokens) }),
+			plain(n, func(i int) int64 { return int64(ch[i].KVTokens) }), plain(n, func(i int) int64 { return int64(ch[i].BatchSize) }),
+			s.column(n, func(i int) int64 { return ch[i].ForwardStartNS }), s.column(n, func(i int) int64 { return ch[i].ForwardEndNS }),
+			s.column(n, func(i int) int64 { return ch[i].SampleEndNS }),
+		},
+	}
+}
+
+func (s *source) stepColumns() *Columns {
+	st := s.Steps
+	if st == nil {
+		return nil
+	}
+	n := len(st.Iter)
+	return &Columns{
+		Names: []string{"step", "iter", "kv_tokens", "batch_size", "forward_start_ns", "forward_end_ns", "sample_end_ns", "token_ns"},
+		Values: [][]int64{
+			plain(n, func(i int) int64 { return int64(st.Step[i]) }), plain(n, func(i int) int64 { return st.Iter[i] }),
+			plain(n, func(i int) int64 { return int64(st.KVTokens[i]) }), plain(n, func(i int) int64 { return int64(st.BatchSize[i]) }),
+			s.column(n, func(i int) int64 { return st.ForwardStartNS[i] }), s.column(n, func(i int) int64 { return st.ForwardEndNS[i] }),
+			s.column(n, func(i int) int64 { return st.SampleEndNS[i] }), s.column(n, func(i int) int64 { return st.TokenNS[i] }),
+		},
+	}
+}

@@ -1,0 +1,409 @@
+package timeline
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/phase"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+const (
+	routerID clock.ID = "00000000000000aa.00000001"
+	ctxID    clock.ID = "00000000000000bb.00000002"
+	genID    clock.ID = "00000000000000cc.00000003"
+
+	ms = int64(1_000_000)
+	t0 = 1_000_000 * ms // the router's clock at receipt
+	// What the local clocks show while the router's shows 0.
+	ctxShift = 5_000 * ms
+	genShift = -300 * ms
+	bound    = 10_000 // of each node's estimate
+)
+
+// clocks knows both nodes' clocks exactly, with a bound.
+func clocks() Clocks {
+	return Clocks{Reference: routerID, Estimate: func(id clock.ID, ns int64) (clock.Estimate, bool) {
+		shift, ok := map[clock.ID]int64{ctxID: ctxShift, genID: genShift}[id]
+		return clock.Estimate{
+			Reference: routerID, Local: id, OffsetNS: -shift, LowerNS: -shift - bound, UpperNS: -shift + bound, AtNS: ns, State: clock.Synced,
+		}, ok
+	}}
+}
+
+// rec builds a record; stamps are ms after the router's receipt, by name.
+func rec(role phase.Role, stamps map[string]float64) *phase.Record {
+	r := &phase.Record{
+		Schema: phase.Schema, Role: role, Router: "router0", RequestID: "r1", ClientRequestID: "mine", DisaggRequestID: 1450704281600000,
+		Style: styleGenFirst, Model: "tiny", Streamed: true, Outcome: phase.Finished, FinishReason: "stop",
+	}
+	shift := int64(0)
+	switch role {
+	case phase.Disagg:
+		r.Node, r.Instance = "router0", routerID
+		r.Decision = &phase.Decision{Policy: "least_loaded", Ctx: "ctx0", Gen: "gen0", Reason: "fewest tokens waiting"}
+		r.Tokens = phase.Tokens{Prompt: 700, Output: 12}
+	case phase.Ctx:
+		r.Node, r.Instance, shift = "ctx0", ctxID, ctxShift
+		r.Tokens = phase.Tokens{Prompt: 700, Cached: 128, Output: 1}
+	case phase.Gen:
+		r.Node, r.Instance, shift = "gen0", genID, genShift
+		r.Tokens = phase.Tokens{Prompt: 700, Output: 11}
+	}
+	r.Clocks = []phase.Clock{{ID: r.Instance, Kind: "mono"}}
+	at := func(v float64) int64 { return t0 + shift + int64(v*float64(ms)) }
+	for _, f := range r.Stamps.All() {
+		if v, ok := stamps[strings.TrimSuffix(f.Name, "_ns")]; ok {
+			ns := at(v)
+			*f.NS = &ns
+		}
+	}
+	if v, ok := stamps["chunk"]; ok { // two chunks of 2 ms with a wait of 0.5 ms, then 0.25 ms of sampling
+		r.Chunks = []infer.Chunk{
+			{Iter: 7, Tokens: 400, KVTokens: 128, BatchSize: 1, ForwardStartNS: at(v), ForwardEndNS: at(v + 2), SampleEndNS: at(v + 2)},
+			{Iter: 8, Tokens: 172, KVTokens: 528, BatchSize: 2, ForwardStartNS: at(v + 2.5), ForwardEndNS: at(v + 4.5), SampleEndNS: at(v + 4.75)},
+		}
+	}
+	if v, ok := stamps["transfer"]; ok {
+		start, last, installed := at(v), at(v+4), at(v+5)
+		r.Transfer = &phase.Transfer{Peer: "peer", Bytes: 1 << 20, Frames: 9, Tokens: 572, TokensHeld: 128, StartNS: &start, LastByteNS: &last, InstalledNS: &installed, WireNS: 3 * ms, InstallNS: ms}
+	}
+	return r
+}
+
+// ring is a request of generation_first in which every hop takes a time of its own.
+func ring() []*phase.Record {
+	return []*phase.Record{
+		rec(phase.Disagg, map[string]float64{"receive": 0, "parsed": 0.5, "placed": 0.6, "gen_dispatch": 0.6, "gen_headers": 2, "ctx_dispatch": 2, "ctx_done": 12,
+			"first_token": 14, "first_token_sent": 14.1, "last_token": 40, "end": 40.2}),
+		rec(phase.Ctx, map[string]float64{"receive": 2.3, "parsed": 2.4, "admitted": 2.4, "queued": 2.4, "first_scheduled": 4, "chunk": 4.2, "first_token": 9.1, "end": 9.5}),
+		rec(phase.Gen, map[string]float64{"receive": 0.9, "parsed": 1, "admitted": 1.3, "headers_sent": 1.7, "transfer": 6, "first_token": 12, "first_token_sent": 12.2,
+			"last_token": 39, "end": 39.1}),
+	}
+}
+
+func parts(records []*phase.Record) (ps []Part) {
+	for _, r := range records {
+		ps = append(ps, Part{Record: r})
+	}
+	return ps
+}
+
+// shape is "name dur;..." with durations in µs.
+func shape(l *Line) string {
+	var b strings.Builder
+	for _, s := range l.Spans {
+		fmt.Fprintf(&b, "%s %d;", s.Name, s.DurNS/1000)
+	}
+	return b.String()
+}
+
+func TestGenerationFirstTilesTheWholeRequest(t *testing.T) {
+	l := Merge(parts(ring()), clocks())
+	want := "router_receive 500;router_place 100;gen_dispatch 300;gen_parse 100;gen_admit 300;kv_open 400;gen_headers_return 300;ctx_dispatch 300;" +
+		"ctx_parse 100;ctx_queue 1600;prefill_launch 200;prefill 2000;prefill_wait 500;prefill 2000;prefill_sample 250;prefill_sync 150;kv_handover 1900;" +
+		"gen_start 1000;gen_emit 200;return_network 1800;relay 100;decode 25900;finish 200;"
+	if got := shape(l); got != want {
+		t.Errorf("spans\n%s\nwant\n%s", got, want)
+	}
+	if *l.UnaccountedNS != 0 || *l.TTFTNS != 14_100_000 || *l.E2ENS != 40_200_000 || !l.Complete || l.NegativeSpans != 0 || len(l.Violations) != 0 {
+		t.Errorf("unaccounted %d, ttft %d, e2e %d, complete %v, missing %v, violations %v", *l.UnaccountedNS, *l.TTFTNS, *l.E2ENS, l.Complete, l.Missing, l.Violations)
+	}
+	if *l.MaxBoundNS != 2*bound { // kv_handover is between two nodes that are each off by up to the bound
+		t.Errorf("max bound %d, want %d", *l.MaxBoundNS, 2*bound)
+	}
+	if h := l.Handover; *h.DurNS != 5*ms || *h.HiddenNS != 3_100_000 || *h.VisibleNS != 1_900_000 {
+		t.Errorf("handover %d, hidden %d, visible %d", *h.DurNS, *h.HiddenNS, *h.VisibleNS)
+	}
+}
+
+func TestContextFirstTilesTheWholeRequest(t *testing.T) {
+	rs := []*phase.Record{
+		rec(phase.Disagg, map[string]float64{"receive": 0, "parsed": 0.5, "placed": 0.6, "ctx_dispatch": 0.6, "ctx_done": 9, "gen_dispatch": 9, "gen_headers": 9.8, "first_token": 14,
+			"first_token_sent": 14.1, "last_token": 40, "end": 40.2}),
+		rec(phase.Ctx, map[string]float64{"receive": 1, "parsed": 1.1, "queued": 1.1, "first_scheduled": 2, "chunk": 2, "first_token": 7, "end": 7.5}),
+		rec(phase.Gen, map[string]float64{"receive": 9.2, "parsed": 9.3, "admitted": 9.5, "headers_sent": 9.6, "transfer": 6.5, "first_token": 12, "first_token_sent": 12.2, "end": 39.1}),
+	}
+	for _, r := range rs {
+		r.Style = styleCtxFirst
+	}
+	l := Merge(parts(rs), clocks())
+	want := "router_receive 500;router_place 100;ctx_dispatch 400;ctx_parse 100;ctx_queue 900;prefill_launch 0;prefill 2000;prefill_wait 500;prefill 2000;prefill_sample 250;" +
+		"prefill_sync 250;ctx_emit 500;ctx_return 1500;gen_dispatch 200;gen_parse 100;gen_admit 200;kv_handover 2000;gen_start 500;gen_emit 200;return_network 1800;relay 100;decode 25900;finish 200;"
+	if got := shape(l); got != want || *l.UnaccountedNS != 0 || !l.Complete {
+		t.Errorf("spans\n%s\nwant\n%s\nunaccounted %d, missing %v", got, want, *l.UnaccountedNS, l.Missing)
+	}
+}
+
+func TestAggregatedTilesTheWholeRequest(t *testing.T) {
+	rs := []*phase.Record{
+		rec(phase.Disagg, map[string]float64{"receive": 0, "parsed": 0.5, "placed": 0.6, "gen_dispatch": 0.6, "gen_headers": 3, "first_token": 14, "last_token": 40, "end": 40.2}),
+		rec(phase.Gen, map[string]float64{"receive": 1, "parsed": 1.1, "queued": 1.1, "first_scheduled": 2, "chunk": 2, "first_token": 7, "first_token_sent": 7.5, "end": 39}),
+	}
+	for _, r := range rs {
+		r.Style, r.Streamed = styleAggregated, false
+	}
+	rs[0].Decision.Ctx = ""
+	l := Merge(parts(rs), clocks())
+	want := "router_receive 500;router_place 100;dispatch 400;parse 100;queue 900;prefill_launch 0;prefill 2000;prefill_wait 500;prefill 2000;prefill_sample 250;prefill_sync 250;emit 500;" +
+		"return_network 6500;decode 26000;finish 200;"
+	if got := shape(l); got != want || *l.UnaccountedNS != 0 || !l.Complete || *l.TTFTNS != 14*ms {
+		t.Errorf("spans\n%s\nwant\n%s\nunaccounted %d, missing %v, ttft %d", got, want, *l.UnaccountedNS, l.Missing, *l.TTFTNS)
+	}
+}
+
+func TestTimeBetweenTwoStagesIsUnaccounted(t *testing.T) {
+	rs := ring()
+	for _, r := range rs { // 5 ms between the gen node's headers and the context leg: everything later is later
+		for _, f := range r.Stamps.All() {
+			late := f.Name == "ctx_dispatch_ns" || r.Role == phase.Ctx || f.Name == "ctx_done_ns" || strings.Contains(f.Name, "_token") || f.Name == "end_ns"
+			if *f.NS != nil && late {
+				**f.NS += 5 * ms
+			}
+		}
+		for i := range r.Chunks {
+			r.Chunks[i].ForwardStartNS += 5 * ms
+			r.Chunks[i].ForwardEndNS += 5 * ms
+			r.Chunks[i].SampleEndNS += 5 * ms
+		}
+		if tr := r.Transfer; tr != nil {
+			*tr.InstalledNS += 5 * ms
+		}
+	}
+	if l := Merge(parts(rs), clocks()); *l.UnaccountedNS != 5*ms {
+		t.Errorf("unaccounted %d, want 5 ms: %s", *l.UnaccountedNS, shape(l))
+	}
+}
+
+func TestTheOrderAndTheNumberOfCopiesDoNotMatter(t *testing.T) {
+	want := string(Append(nil, Merge(parts(ring()), clocks())))
+	for seed := range uint64(50) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		ps := slices.Concat(parts(ring()), parts(ring())[:rng.IntN(4)])
+		rng.Shuffle(len(ps), func(i, j int) { ps[i], ps[j] = ps[j], ps[i] })
+		if got := string(Append(nil, Merge(ps, clocks()))); got != want {
+			t.Fatalf("seed %d:\n%s\nwant\n%s", seed, got, want)
+		}
+	}
+}
+
+func TestNothingIsHidden(t *testing.T) {
+	cases := []struct {
+		name       string
+		change     func([]*phase.Record)
+		negative   int
+		violations []string
+	}{
+		{"a node that receives before the router sends, within the bound: negative, no violation",
+			func(rs []*phase.Record) { *rs[2].Stamps.ReceiveNS = t0 + genShift + 600_000 - 5_000 }, 1, nil},
+		{"beyond the bound: a violation too",
+			func(rs []*phase.Record) { *rs[2].Stamps.ReceiveNS = t0 + genShift + 600_000 - 15_000 }, 1, []string{"router0.gen_dispatch_ns > gen0.receive_ns by 5000"}},
+		{"the router reads a token before the node gave it",
+			func(rs []*phase.Record) { *rs[0].Stamps.FirstTokenNS = t0 + 12_100_000 }, 1, []string{"gen0.first_token_sent_ns|G.first_token_ns > router0.first_token_ns by 90000"}},
+		{"decode begins before prefill ended",
+			func(rs []*phase.Record) {
+				*rs[2].Stamps.FirstTokenNS = t0 + genShift + 8*ms
+				*rs[2].Transfer.InstalledNS = t0 + genShift + 7*ms
+			}, 1, []string{"ctx0.first_token_ns > gen0.first_token_ns by 1080000"}},
+	}
+	for _, c := range cases {
+		rs := ring()
+		c.change(rs)
+		l := Merge(parts(rs), clocks())
+		var got []string
+		for _, v := range l.Violations {
+			got = append(got, fmt.Sprintf("%s > %s by %d", v.Cause, v.Event, v.ExcessNS))
+		}
+		if l.NegativeSpans != c.negative || !slices.Equal(got, c.violations) {
+			t.Errorf("%s: %d negative, violations %q", c.name, l.NegativeSpans, got)
+		}
+		if *l.UnaccountedNS != 0 {
+			t.Errorf("%s: unaccounted %d: a negative span must keep the sum", c.name, *l.UnaccountedNS)
+		}
+	}
+}
+
+func TestWhatIsMissingIsNamed(t *testing.T) {
+	legs := []phase.Leg{{Role: phase.Ctx, Node: "ctx0", Records: true}, {Role: phase.Gen, Node: "gen0", Records: true}, {Role: phase.Gen, Node: "foreign"}}
+	cases := []struct {
+		name   string
+		keep   []int
+		change func([]*phase.Record)
+		want   []string
+	}{
+		{"all there", []int{0, 1, 2}, nil, nil},
+		{"no ctx", []int{0, 2}, nil, []string{"ctx ctx0 sub 0 attempt 0"}},
+		{"neither node", []int{0}, nil, []string{"ctx ctx0 sub 0 attempt 0", "gen gen0 sub 0 attempt 0"}},
+		{"no router", []int{1, 2}, nil, []string{"disagg"}},
+		{"legs that keep no records are not waited for", []int{0, 1, 2}, func(rs []*phase.Record) { rs[0].Legs = legs }, nil},
+		{"an attempt that failed over is waited for", []int{0, 1, 2}, func(rs []*phase.Record) {
+			rs[0].Legs = append(slices.Clone(legs), phase.Leg{Role: phase.Gen, Node: "gen1", Attempt: 1, Records: true})
+		}, []string{"gen gen1 sub 0 attempt 1"}},
+		{"a request that was refused at once needs nobody", []int{0}, func(rs []*phase.Record) { rs[0].Decision, rs[0].Outcome = nil, phase.Rejected }, nil},
+		{"announced steps are waited for", []int{0, 1, 2}, func(rs []*phase.Record) { rs[2].StepMessages = 1 }, []string{"steps of gen gen0 sub 0 attempt 0"}},
+	}
+	for _, c := range cases {
+		all := ring()
+		if c.change != nil {
+			c.change(all)
+		}
+		var rs []*phase.Record
+		for _, i := range c.keep {
+			rs = append(rs, all[i])
+		}
+		l := Merge(parts(rs), clocks())
+		if !slices.Equal(l.Missing, c.want) || l.Complete != (len(c.want) == 0) {
+			t.Errorf("%s: missing %q, complete %v", c.name, l.Missing, l.Complete)
+		}
+	}
+}
+
+func TestWithoutAnEstimateNothingIsAligned(t *testing.T) {
+	l := Merge(parts(ring()), Clocks{Reference: routerID})
+	want := "router_receive 500;router_place 100;gen_leg 1400;remote 12000;relay 100;decode 25900;finish 200;"
+	if got := shape(l); got != want || *l.UnaccountedNS != 0 {
+		t.Errorf("spans %s\nwant %s", got, want)
+	}
+	for _, p := range l.Phases[1:] {
+		if p.Clock.State != stateNone || p.Clock.OffsetNS != nil || p.Stamps[0].Ref != nil {
+			t.Errorf("%s is aligned: %+v", p.Node, p.Clock)
+		}
+	}
+}
+
+func TestEstimateThatIsUsed(t *testing.T) {
+	known := func(state string, local, ref clock.ID) *clock.Estimate {
+		return &clock.Estimate{Reference: ref, Local: local, OffsetNS: 7, LowerNS: 5, UpperNS: 9, State: state}
+	}
+	sameKernel := clock.ID("00000000000000aa.00000009")
+	cases := []struct {
+		name   string
+		clocks Clocks
+		from   phase.Clock
+		want   int64
+		ok     bool
+	}{
+		{"the merge's own before the record's", clocks(), phase.Clock{ID: ctxID, Estimate: known(clock.Synced, ctxID, routerID)}, -ctxShift, true},
+		{"the record's when the merge has none", Clocks{}, phase.Clock{ID: ctxID, Estimate: known(clock.Synced, ctxID, routerID)}, 7, true},
+		{"not one of another reference", Clocks{}, phase.Clock{ID: ctxID, Estimate: known(clock.Synced, ctxID, genID)}, 0, false},
+		{"not one that is void", Clocks{}, phase.Clock{ID: ctxID, Estimate: known(clock.Void, ctxID, routerID)}, 0, false},
+		{"one kernel: identity", Clocks{}, phase.Clock{ID: sameKernel}, 0, true},
+		{"no clock id: none", Clocks{}, phase.Clock{}, 0, false},
+	}
+	for _, c := range cases {
+		e, ok := c.clocks.estimate(routerID, c.from, 100)
+		if ok != c.ok || e.OffsetNS != c.want {
+			t.Errorf("%s: offset %d, ok %v", c.name, e.OffsetNS, ok)
+		}
+		if ok && c.from.ID != routerID && e.BoundNS() == 0 {
+			t.Errorf("%s: the bound of another process's clock is 0", c.name)
+		}
+	}
+}
+
+func TestTheLastAttemptCountsAndTheTimeBeforeItIsRetry(t *testing.T) {
+	rs := ring()
+	failed := rec(phase.Gen, map[string]float64{"receive": 0.1, "end": 0.2})
+	failed.Node, failed.Outcome, failed.Error = "gen1", phase.Failed, &phase.Error{Stage: "gen", Type: "server_error", Message: "gone", Retryable: true}
+	rs[2].Attempt = 1
+	*rs[0].Stamps.PlacedNS -= 50_000
+	l := Merge(parts(append(rs, failed)), clocks())
+	if !strings.Contains(shape(l), "retry 50;") || *l.UnaccountedNS != 0 || len(l.Attempts) != 3 {
+		t.Errorf("%s\nunaccounted %d, attempts %+v", shape(l), *l.UnaccountedNS, l.Attempts)
+	}
+}
+
+func withSteps() []Part {
+	ps := parts(ring())
+	ps[2].Record.StepMessages = 1
+	at := t0 + genShift
+	ps[2].Steps = &infer.Steps{
+		Step: []int32{0, 1}, Iter: []int64{90, 92}, ForwardStartNS: []int64{at + 13*ms, at + 15*ms}, ForwardEndNS: []int64{at + 14*ms, at + 16*ms},
+		SampleEndNS: []int64{at + 14*ms, at + 16*ms}, TokenNS: []int64{at + 14*ms, at + 16*ms}, KVTokens: []int32{701, 702}, BatchSize: []int32{3, 4}, Truncated: 1,
+	}
+	return ps
+}
+
+func TestGoldenLine(t *testing.T) {
+	line := append(Append(nil, Merge(withSteps(), clocks())), '\n')
+	if !json.Valid(line) {
+		t.Fatalf("no JSON: %s", line)
+	}
+	path := filepath.Join("testdata", "generation_first.json")
+	if *update {
+		os.MkdirAll("testdata", 0o755)
+		os.WriteFile(path, line, 0o644)
+	}
+	want, err := os.ReadFile(path)
+	if err != nil || string(line) != string(want) {
+		t.Errorf("%v\n%s\nwant\n%s", err, line, want)
+	}
+}
+
+func TestALineSurvivesARoundTrip(t *testing.T) {
+	l := Merge(withSteps(), clocks())
+	l.Amends, l.WallNS, l.Traceparent, l.Missing, l.Error = true, 5, "00-a-b-01", []string{"x"}, &phase.Error{Stage: "kv", Type: "t", Message: "m", Retryable: true}
+	l.Violations = []Violation{{"a", "b", 1, 2, 3, 4}}
+	l.Phases[0].EnergyJ, l.Phases[0].PushedNS = new(float64), new(int64)
+	l.Phases[0].Sub, l.Phases[0].Attempt, l.Phases[0].Preemptions, l.Phases[0].PreemptedNS = 1, 2, 3, 4
+	l.Phases[0].Iters, l.Phases[0].KV = &phase.Iters{First: 1, Last: 2}, &infer.KVCounts{AllocTotalBlocks: 1}
+	got, err := Parse(Append(nil, l))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(got, l) {
+		t.Errorf("%s\nwant\n%s", Append(nil, got), Append(nil, l))
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(Append(nil, Merge(withSteps(), clocks())))
+	f.Add([]byte(`{"schema":"meridian.timeline/1","phases":[{"stamps":{"a":[1,null,3]},"chunks":{"a":[1,2],"b":[]}}]}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		l, err := Parse(b)
+		if err != nil {
+			if !errors.Is(err, ErrBadLine) && !errors.Is(err, ErrSchema) {
+				t.Fatalf("undocumented error %v", err)
+			}
+			return
+		}
+		if _, err := Parse(Append(nil, l)); err != nil {
+			t.Errorf("no round trip: %v", err)
+		}
+	})
+}
+
+func BenchmarkMerge(b *testing.B) {
+	ps := parts(ring())
+	c := clocks()
+	b.Run("merge", func(b *testing.B) {
+		for b.Loop() {
+			Merge(ps, c)
+		}
+	})
+	l := Merge(ps, c)
+	var buf []byte
+	b.Run("append", func(b *testing.B) {
+		for b.Loop() {
+			buf = Append(buf[:0], l)
+		}
+		b.ReportMetric(float64(len(buf)), "B/line")
+	})
+	b.Run("parse", func(b *testing.B) {
+		for b.Loop() {
+			Parse(buf)
+		}
+	})
+}

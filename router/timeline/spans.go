@@ -1,0 +1,152 @@
+package timeline
+
+import "meridian.internal/shared/phase"
+
+// fillSpans tiles what the client waited for.
+func (m *merger) fillSpans(router *phase.Record) {
+	if router == nil {
+		return
+	}
+	ch := newChain(m.sources, router)
+	l := m.line
+	for _, st := range stagesOf(router.Style) {
+		if !ch.holds(st) {
+			continue
+		}
+		if st.when == chunked {
+			m.prefill(ch, st)
+			continue
+		}
+		from, to := ch.edge(st.from), ch.edge(st.to)
+		if from.ok && to.ok {
+			m.span(st.name, from, to)
+		}
+	}
+	s := &router.Stamps
+	first := s.FirstTokenNS
+	if router.Streamed {
+		first = s.FirstTokenSentNS
+	}
+	l.TTFTNS, l.E2ENS = since(s.ReceiveNS, first), since(s.ReceiveNS, s.EndNS)
+	if l.E2ENS != nil {
+		rest := *l.E2ENS
+		for _, sp := range l.Spans {
+			rest -= sp.DurNS
+		}
+		l.UnaccountedNS = &rest
+	}
+	m.handover(ch)
+}
+
+func since(from, to *int64) *int64 {
+	if from == nil || to == nil {
+		return nil
+	}
+	d := *to - *from
+	return &d
+}
+
+func (m *merger) span(name string, from, to end) {
+	sp := Span{Name: name, Node: from.src.Record.Node, StartNS: from.at, DurNS: to.at - from.at}
+	if from.src != to.src {
+		sp.Node += ">" + to.src.Record.Node
+		sp.BoundNS = from.bound + to.bound
+		if m.line.MaxBoundNS == nil || sp.BoundNS > *m.line.MaxBoundNS {
+			m.line.MaxBoundNS = &sp.BoundNS
+		}
+	}
+	if sp.DurNS < 0 {
+		m.line.NegativeSpans++
+	}
+	m.line.Spans = append(m.line.Spans, sp)
+}
+
+// prefill makes a span of each chunk's forward, of each wait between two chunks, and of the sampling after the last.
+func (m *merger) prefill(ch chain, st stage) {
+	s := ch.who(st.from[0])
+	at := func(ns int64) end { return end{s.place(ns), s} }
+	chunks := s.Record.Chunks
+	for i := range chunks {
+		c := &chunks[i]
+		start, forward := at(c.ForwardStartNS), at(c.ForwardEndNS)
+		if !start.ok || !forward.ok {
+			return
+		}
+		m.span("prefill", start, forward)
+		if i+1 < len(chunks) {
+			if next := at(chunks[i+1].ForwardStartNS); next.ok {
+				m.span("prefill_wait", forward, next)
+			}
+		} else if done := at(c.SampleEndNS); done.ok {
+			m.span("prefill_sample", forward, done)
+		}
+	}
+}
+
+// handover says how much of the KV transfer was hidden behind prefill.
+func (m *merger) handover(ch chain) {
+	if ch.g == nil || ch.g.Record.Transfer == nil {
+		return
+	}
+	t := ch.g.Record.Transfer
+	h := &Handover{
+		Bytes: t.Bytes, Frames: t.Frames, Tokens: t.Tokens, TokensHeld: t.TokensHeld, WireNS: t.WireNS, InstallNS: t.InstallNS,
+		DurNS: since(t.StartNS, t.InstalledNS),
+	}
+	m.line.Handover = h
+	if ch.c == nil || h.DurNS == nil {
+		return
+	}
+	start, installed, sampled := ch.g.stamp(t.StartNS), ch.g.stamp(t.InstalledNS), ch.c.stamp(ch.c.Record.Stamps.FirstTokenNS)
+	if start.ok && installed.ok && sampled.ok {
+		// The part of [start, installed] on each side of the first token: an intersection, not a clamped difference.
+		hidden := max(0, min(installed.at, sampled.at)-start.at)
+		visible := *h.DurNS - hidden
+		h.HiddenNS, h.VisibleNS = &hidden, &visible
+	}
+}
+
+// causes are pairs of events of which the first makes the second happen.
+var causes = []struct{ cause, event, style string }{
+	{"R.gen_dispatch_ns", "G.receive_ns", ""},
+	{"R.ctx_dispatch_ns", "C.receive_ns", ""},
+	{"R.gen_dispatch_ns|R.ctx_dispatch_ns", "A.receive_ns", ""},
+	{"G.headers_sent_ns", "R.gen_headers_ns", ""},
+	{"G.first_token_sent_ns|G.first_token_ns", "R.first_token_ns", ""},
+	{"A.first_token_sent_ns|A.first_token_ns", "R.first_token_ns", ""},
+	{"C.first_token_ns", "R.ctx_done_ns", ""},
+	{"C.first_token_ns", "G.first_token_ns", ""},
+	{"G.requested_ns", "C.requested_ns", ""},
+	{"R.gen_headers_ns", "R.ctx_dispatch_ns", styleGenFirst},
+	{"R.ctx_done_ns", "R.gen_dispatch_ns", styleCtxFirst},
+}
+
+// fillViolations compares every cause with its event. What the bounds can explain is no violation.
+func (m *merger) fillViolations() {
+	for _, s := range m.sources {
+		r := s.Record
+		if r.Role != phase.Disagg {
+			continue
+		}
+		ch := newChain(m.sources, r)
+		for _, c := range causes {
+			if c.style != "" && c.style != r.Style {
+				continue
+			}
+			a, b := ch.edge(c.cause), ch.edge(c.event)
+			if !a.ok || !b.ok {
+				continue
+			}
+			bound := int64(0)
+			if a.src != b.src {
+				bound = a.bound + b.bound
+			}
+			if excess := a.at - b.at - bound; excess > 0 {
+				m.line.Violations = append(m.line.Violations, Violation{
+					Cause: a.src.Record.Node + "." + c.cause[2:], Event: b.src.Record.Node + "." + c.event[2:],
+					CauseNS: a.at, EventNS: b.at, BoundNS: bound, ExcessNS: excess,
+				})
+			}
+		}
+	}
+}

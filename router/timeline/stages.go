@@ -1,0 +1,254 @@
+package timeline
+
+import (
+	"slices"
+	"strings"
+
+	"meridian.internal/shared/phase"
+)
+
+// The styles of a request.
+const (
+	styleGenFirst   = "generation_first"
+	styleCtxFirst   = "context_first"
+	styleAggregated = "aggregated"
+)
+
+// stage is one span of a style's chain. An edge is "R.receive": who (R router, C ctx, G gen, A the node of an aggregated
+// request) and which stamp. "x|y" is the first that exists, "x^y" the later of those that exist.
+type stage struct {
+	name, from, to string
+	need           string // all of these records are there and aligned
+	lack           string // one of these is not: the router's own view of a leg instead of the node's
+	when           condition
+}
+
+type condition int
+
+const (
+	always condition = iota
+	retried
+	streamed
+	unstreamed
+	chunked // expands to one span per prefill chunk and per wait between two
+)
+
+// head and tail are the router's own work, the same in every style.
+var head = []stage{
+	{name: "router_receive", from: "R.receive_ns", to: "R.parsed_ns"},
+	{name: "router_place", from: "R.parsed_ns", to: "R.placed_ns"},
+}
+
+var tail = []stage{
+	{name: "relay", from: "R.first_token_ns", to: "R.first_token_sent_ns", when: streamed},
+	{name: "decode", from: "R.first_token_sent_ns|R.first_token_ns", to: "R.last_token_ns", when: streamed},
+	{name: "decode", from: "R.first_token_ns", to: "R.last_token_ns", when: unstreamed},
+	{name: "finish", from: "R.last_token_ns|R.first_token_sent_ns|R.first_token_ns", to: "R.end_ns"},
+}
+
+// genFirst: the gen node admits the request before prefill is spent on it, and its headers release the context leg. The
+// hand-over hides behind prefill, so its span begins when the first token was sampled.
+var genFirst = []stage{
+	{name: "retry", from: "R.placed_ns", to: "R.gen_dispatch_ns", when: retried},
+	{name: "gen_leg", from: "R.gen_dispatch_ns", to: "R.gen_headers_ns", lack: "G"},
+	{name: "gen_dispatch", from: "R.gen_dispatch_ns", to: "G.receive_ns", need: "G"},
+	{name: "gen_parse", from: "G.receive_ns", to: "G.parsed_ns", need: "G"},
+	{name: "gen_admit", from: "G.parsed_ns", to: "G.admitted_ns", need: "G"},
+	{name: "kv_open", from: "G.admitted_ns", to: "G.headers_sent_ns", need: "G"},
+	{name: "gen_headers_return", from: "G.headers_sent_ns", to: "R.gen_headers_ns", need: "G"},
+	{name: "remote", from: "R.ctx_dispatch_ns", to: "R.first_token_ns", lack: "CG"},
+	{name: "ctx_dispatch", from: "R.ctx_dispatch_ns", to: "C.receive_ns", need: "CG"},
+	{name: "ctx_parse", from: "C.receive_ns", to: "C.parsed_ns", need: "CG"},
+	{name: "ctx_queue", from: "C.queued_ns", to: "C.first_scheduled_ns", need: "CG"},
+	{name: "prefill_launch", from: "C.first_scheduled_ns", to: "C.chunk_start", need: "CG"},
+	{name: "prefill", from: "C.chunk_start", to: "C.chunk_end", need: "CG", when: chunked},
+	{name: "prefill_sync", from: "C.chunk_end", to: "C.first_token_ns", need: "CG"},
+	{name: "kv_handover", from: "C.first_token_ns", to: "C.first_token_ns^G.installed_ns", need: "CG"},
+	{name: "gen_start", from: "C.first_token_ns^G.installed_ns", to: "G.first_token_ns", need: "CG"},
+	{name: "gen_emit", from: "G.first_token_ns", to: "G.first_token_sent_ns", need: "CG"},
+	{name: "return_network", from: "G.first_token_sent_ns|G.first_token_ns", to: "R.first_token_ns", need: "CG"},
+}
+
+// ctxFirst: prefill, then the gen node fetches the KV.
+var ctxFirst = []stage{
+	{name: "retry", from: "R.placed_ns", to: "R.ctx_dispatch_ns", when: retried},
+	{name: "ctx_leg", from: "R.ctx_dispatch_ns", to: "R.ctx_done_ns", lack: "C"},
+	{name: "ctx_dispatch", from: "R.ctx_dispatch_ns", to: "C.receive_ns", need: "C"},
+	{name: "ctx_parse", from: "C.receive_ns", to: "C.parsed_ns", need: "C"},
+	{name: "ctx_queue", from: "C.queued_ns", to: "C.first_scheduled_ns", need: "C"},
+	{name: "prefill_launch", from: "C.first_scheduled_ns", to: "C.chunk_start", need: "C"},
+	{name: "prefill", from: "C.chunk_start", to: "C.chunk_end", need: "C", when: chunked},
+	{name: "prefill_sync", from: "C.chunk_end", to: "C.first_token_ns", need: "C"},
+	{name: "ctx_emit", from: "C.first_token_ns", to: "C.end_ns", need: "C"},
+	{name: "ctx_return", from: "C.end_ns", to: "R.ctx_done_ns", need: "C"},
+	{name: "gen_leg", from: "R.gen_dispatch_ns", to: "R.first_token_ns", lack: "G"},
+	{name: "gen_dispatch", from: "R.gen_dispatch_ns", to: "G.receive_ns", need: "G"},
+	{name: "gen_parse", from: "G.receive_ns", to: "G.parsed_ns", need: "G"},
+	{name: "gen_admit", from: "G.parsed_ns", to: "G.admitted_ns", need: "G"},
+	{name: "kv_handover", from: "G.admitted_ns", to: "G.installed_ns", need: "G"},
+	{name: "gen_start", from: "G.installed_ns|G.admitted_ns", to: "G.first_token_ns", need: "G"},
+	{name: "gen_emit", from: "G.first_token_ns", to: "G.first_token_sent_ns", need: "G"},
+	{name: "return_network", from: "G.first_token_sent_ns|G.first_token_ns", to: "R.first_token_ns", need: "G"},
+}
+
+// aggregated: one node does both.
+var aggregated = []stage{
+	{name: "retry", from: "R.placed_ns", to: "R.gen_dispatch_ns|R.ctx_dispatch_ns", when: retried},
+	{name: "leg", from: "R.gen_dispatch_ns|R.ctx_dispatch_ns", to: "R.first_token_ns", lack: "A"},
+	{name: "dispatch", from: "R.gen_dispatch_ns|R.ctx_dispatch_ns", to: "A.receive_ns", need: "A"},
+	{name: "parse", from: "A.receive_ns", to: "A.parsed_ns", need: "A"},
+	{name: "queue", from: "A.queued_ns", to: "A.first_scheduled_ns", need: "A"},
+	{name: "prefill_launch", from: "A.first_scheduled_ns", to: "A.chunk_start", need: "A"},
+	{name: "prefill", from: "A.chunk_start", to: "A.chunk_end", need: "A", when: chunked},
+	{name: "prefill_sync", from: "A.chunk_end", to: "A.first_token_ns", need: "A"},
+	{name: "emit", from: "A.first_token_ns", to: "A.first_token_sent_ns", need: "A"},
+	{name: "return_network", from: "A.first_token_sent_ns|A.first_token_ns", to: "R.first_token_ns", need: "A"},
+}
+
+// chain is the work of one sub-request: the records whose stamps the spans are made of.
+type chain struct{ r, c, g, a *source }
+
+// newChain picks, for the sub-request of the router's record, the attempts that counted: the last that finished, else the
+// last.
+func newChain(sources []*source, router *phase.Record) chain {
+	var ch chain
+	for _, s := range sources {
+		r := s.Record
+		if r == router {
+			ch.r = s
+			continue
+		}
+		if r.Sub != router.Sub || r.Role == phase.Disagg {
+			continue
+		}
+		to := &ch.c
+		switch {
+		case router.Style == styleAggregated:
+			to = &ch.a
+		case r.Role == phase.Gen:
+			to = &ch.g
+		}
+		if old := *to; old == nil || r.Outcome == phase.Finished || old.Record.Outcome != phase.Finished {
+			*to = s
+		}
+	}
+	return ch
+}
+
+func (ch chain) who(c byte) *source {
+	switch c {
+	case 'R':
+		return ch.r
+	case 'C':
+		return ch.c
+	case 'G':
+		return ch.g
+	}
+	return ch.a
+}
+
+// aligned says whether all of who are there and could be aligned.
+func (ch chain) aligned(who string) bool {
+	for i := range len(who) {
+		if s := ch.who(who[i]); s == nil || !s.ok {
+			return false
+		}
+	}
+	return true
+}
+
+func (ch chain) holds(st stage) bool {
+	switch {
+	case !ch.aligned(st.need), st.lack != "" && ch.aligned(st.lack):
+		return false
+	case st.when == retried:
+		return ch.r.Record.Attempt > 0 || ch.attempts() > 0
+	case st.when == streamed:
+		return ch.r.Record.Streamed
+	case st.when == unstreamed:
+		return !ch.r.Record.Streamed
+	}
+	return true
+}
+
+// attempts is the highest attempt number of the chain's legs.
+func (ch chain) attempts() int {
+	n := 0
+	for _, s := range []*source{ch.c, ch.g, ch.a} {
+		if s != nil {
+			n = max(n, s.Record.Attempt)
+		}
+	}
+	return n
+}
+
+// end is one end of a span.
+type end struct {
+	point
+	src *source
+}
+
+func (ch chain) edge(name string) end {
+	if a, b, later := strings.Cut(name, "^"); later {
+		x, y := ch.edge(a), ch.edge(b)
+		if y.ok && (!x.ok || y.at > x.at) {
+			return y
+		}
+		return x
+	}
+	for name != "" {
+		var p string
+		p, name, _ = strings.Cut(name, "|")
+		if s := ch.who(p[0]); s != nil {
+			if pt := s.stamp(s.named(p[2:])); pt.ok {
+				return end{pt, s}
+			}
+		}
+	}
+	return end{}
+}
+
+// named finds a stamp of the record by its name, those of chunks and transfer included.
+func (s *source) named(name string) *int64 {
+	r := s.Record
+	switch name {
+	case "chunk_start":
+		if len(r.Chunks) > 0 {
+			return &r.Chunks[0].ForwardStartNS
+		}
+		return nil
+	case "chunk_end":
+		if n := len(r.Chunks); n > 0 {
+			return &r.Chunks[n-1].SampleEndNS
+		}
+		return nil
+	case "installed_ns":
+		if r.Transfer != nil {
+			return r.Transfer.InstalledNS
+		}
+		return nil
+	case "requested_ns":
+		if r.Transfer != nil {
+			return r.Transfer.RequestedNS
+		}
+		return nil
+	}
+	for _, f := range r.Stamps.All() {
+		if f.Name == name {
+			return *f.NS
+		}
+	}
+	return nil
+}
+
+// stagesOf is the whole chain of a style.
+func stagesOf(style string) []stage {
+	middle := genFirst
+	switch style {
+	case styleCtxFirst:
+		middle = ctxFirst
+	case styleAggregated:
+		middle = aggregated
+	}
+	return slices.Concat(head, middle, tail)
+}

@@ -1,0 +1,220 @@
+package timeline
+
+import (
+	"strconv"
+
+	"meridian.internal/shared/jsonline"
+	"meridian.internal/shared/phase"
+)
+
+// Append appends l as one JSON object without a newline.
+func Append(dst []byte, l *Line) []byte {
+	w := jsonline.Writer{B: dst}
+	w.Open('{')
+	appendHead(&w, l)
+	w.NullInt("ttft_ns", l.TTFTNS)
+	w.NullInt("e2e_ns", l.E2ENS)
+	w.NullInt("unaccounted_ns", l.UnaccountedNS)
+	w.NullInt("max_bound_ns", l.MaxBoundNS)
+	w.Int("negative_spans", int64(l.NegativeSpans))
+	w.OpenKey("violations", '[')
+	for i := range l.Violations {
+		appendViolation(&w, &l.Violations[i])
+	}
+	w.Close(']')
+	appendTokens(&w, l.Tokens)
+	if l.Handover != nil {
+		appendHandover(&w, l.Handover)
+	}
+	w.OpenKey("spans", '[')
+	for i := range l.Spans {
+		s := &l.Spans[i]
+		w.Open('{')
+		w.Str("name", s.Name)
+		w.Str("node", s.Node)
+		w.Int("start_ns", s.StartNS)
+		w.Int("dur_ns", s.DurNS)
+		w.OptInt("bound_ns", s.BoundNS)
+		w.Close('}')
+	}
+	w.Close(']')
+	w.OpenKey("attempts", '[')
+	for i := range l.Attempts {
+		appendAttempt(&w, &l.Attempts[i])
+	}
+	w.Close(']')
+	w.OpenKey("phases", '[')
+	for i := range l.Phases {
+		appendPhase(&w, &l.Phases[i])
+	}
+	w.Close(']')
+	if l.Decision != nil {
+		phase.AppendDecision(&w, l.Decision)
+	}
+	w.Close('}')
+	return w.B
+}
+
+func appendHead(w *jsonline.Writer, l *Line) {
+	w.Str("schema", l.Schema)
+	w.Str("request_id", l.RequestID)
+	w.Str("client_request_id", l.ClientRequestID)
+	if l.Amends {
+		w.Bool("amends", true)
+	}
+	w.Str("router", l.Router)
+	w.Str("model", l.Model)
+	w.Str("style", l.Style)
+	w.OptStr("traceparent", l.Traceparent)
+	w.Str("reference", string(l.Reference))
+	w.Int("start_ns", l.StartNS)
+	w.OptInt("wall_ns", l.WallNS)
+	w.Str("outcome", string(l.Outcome))
+	w.OptStr("finish_reason", l.FinishReason)
+	appendError(w, l.Error)
+	w.Bool("complete", l.Complete)
+	if len(l.Missing) > 0 {
+		w.OpenKey("missing", '[')
+		for _, m := range l.Missing {
+			w.ItemStr(m)
+		}
+		w.Close(']')
+	}
+	w.Bool("streamed", l.Streamed)
+}
+
+func appendError(w *jsonline.Writer, e *phase.Error) {
+	if e == nil {
+		return
+	}
+	w.OpenKey("error", '{')
+	w.Str("stage", e.Stage)
+	w.Str("type", e.Type)
+	w.Str("message", e.Message)
+	w.Bool("retryable", e.Retryable)
+	w.Close('}')
+}
+
+func appendViolation(w *jsonline.Writer, v *Violation) {
+	w.Open('{')
+	w.Str("cause", v.Cause)
+	w.Str("event", v.Event)
+	w.Int("cause_ns", v.CauseNS)
+	w.Int("event_ns", v.EventNS)
+	w.Int("bound_ns", v.BoundNS)
+	w.Int("excess_ns", v.ExcessNS)
+	w.Close('}')
+}
+
+func appendTokens(w *jsonline.Writer, t phase.Tokens) {
+	w.OpenKey("tokens", '{')
+	w.Int("prompt", int64(t.Prompt))
+	w.Int("cached", int64(t.Cached))
+	w.Int("output", int64(t.Output))
+	w.Close('}')
+}
+
+func appendHandover(w *jsonline.Writer, h *Handover) {
+	w.OpenKey("handover", '{')
+	w.Int("bytes", h.Bytes)
+	w.Int("frames", h.Frames)
+	w.Int("tokens", int64(h.Tokens))
+	w.Int("tokens_held", int64(h.TokensHeld))
+	w.NullInt("dur_ns", h.DurNS)
+	w.NullInt("hidden_ns", h.HiddenNS)
+	w.NullInt("visible_ns", h.VisibleNS)
+	w.Int("wire_ns", h.WireNS)
+	w.Int("install_ns", h.InstallNS)
+	w.Close('}')
+}
+
+func appendAttempt(w *jsonline.Writer, a *Attempt) {
+	w.Open('{')
+	w.Str("role", string(a.Role))
+	w.Str("node", a.Node)
+	w.Int("sub", int64(a.Sub))
+	w.Int("attempt", int64(a.Attempt))
+	w.Str("outcome", string(a.Outcome))
+	appendError(w, a.Error)
+	w.Close('}')
+}
+
+func appendPhase(w *jsonline.Writer, p *Phase) {
+	w.Open('{')
+	w.Str("role", string(p.Role))
+	w.Str("node", p.Node)
+	w.OptInt("sub", int64(p.Sub))
+	w.OptInt("attempt", int64(p.Attempt))
+	if p.Disagg != 0 {
+		w.Key("disagg_request_id")
+		w.B = append(strconv.AppendInt(append(w.B, '"'), p.Disagg, 10), '"')
+	}
+	w.OpenKey("clock", '{')
+	w.Str("id", string(p.Clock.ID))
+	w.Str("state", p.Clock.State)
+	w.NullInt("offset_ns", p.Clock.OffsetNS)
+	w.OptInt("skew_ppb", p.Clock.SkewPPB)
+	w.OptInt("at_ns", p.Clock.AtNS)
+	w.NullInt("bound_ns", p.Clock.BoundNS)
+	w.OptStr("via", p.Clock.Via)
+	w.Close('}')
+	w.Int("raw_start_ns", p.RawStartNS)
+	appendPairs(w, "stamps", p.Stamps, p.RawStartNS)
+	appendTokens(w, p.Tokens)
+	if p.KV != nil {
+		phase.AppendKV(w, p.KV)
+	}
+	if len(p.Transfer) > 0 {
+		appendPairs(w, "transfer", p.Transfer, p.RawStartNS)
+	}
+	w.OptStr("peer", p.Peer)
+	w.OptInt("bytes", p.Bytes)
+	appendColumns(w, "chunks", p.Chunks)
+	appendColumns(w, "steps", p.Steps)
+	w.OptInt("step_messages", int64(p.StepMessages))
+	w.OptInt("truncated", p.Truncated)
+	if p.Iters != nil {
+		w.OpenKey("iters", '[')
+		w.ItemInt(p.Iters.First)
+		w.ItemInt(p.Iters.Last)
+		w.Close(']')
+	}
+	w.OptInt("preemptions", int64(p.Preemptions))
+	w.OptInt("preempted_ns", p.PreemptedNS)
+	w.PtrInt("pushed_offset_ns", p.PushedNS)
+	if p.EnergyJ != nil {
+		w.Float("energy_j", *p.EnergyJ)
+	}
+	w.Close('}')
+}
+
+// appendPairs writes stamps as name -> [raw - start, converted]; converted is null without alignment.
+func appendPairs(w *jsonline.Writer, key string, list []Stamp, start int64) {
+	w.OpenKey(key, '{')
+	for i := range list {
+		w.OpenKey(list[i].Name, '[')
+		w.ItemInt(list[i].Raw - start)
+		if ref := list[i].Ref; ref != nil {
+			w.ItemInt(*ref)
+		} else {
+			w.B = append(w.B, ",null"...)
+		}
+		w.Close(']')
+	}
+	w.Close('}')
+}
+
+func appendColumns(w *jsonline.Writer, key string, c *Columns) {
+	if c == nil {
+		return
+	}
+	w.OpenKey(key, '{')
+	for i, name := range c.Names {
+		w.OpenKey(name, '[')
+		for _, v := range c.Values[i] {
+			w.ItemInt(v)
+		}
+		w.Close(']')
+	}
+	w.Close('}')
+}
