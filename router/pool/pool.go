@@ -267,3 +267,28 @@ func (p *Pool) Snapshot() []Status {
 	})
 	return out
 }
+
+// Source names a checkpoint of the model and a node of ours that can tell its tokenizer; "" when there is none.
+func (p *Pool) Source(model string) (hash, url string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range p.members {
+		if i := m.info; !m.foreign && m.healthy && i.Model != nil && i.Model.Name == model && i.Model.Hash != "" {
+			if hash == "" || i.Model.Hash < hash {
+				hash, url = i.Model.Hash, i.URL
+			}
+		}
+	}
+	return hash, url
+}
+
+// PutForeign adds a worker that is not ours and whose model is known: it is taken to be ready, and is not in the registry.
+func (p *Pool) PutForeign(role node.Role, name, url, model string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.members[key(role, name)] = &member{
+		info:    node.Info{Name: name, Role: role, URL: url, State: node.Ready, Model: &node.Model{Name: model}},
+		foreign: true, static: true, healthy: true, leases: map[*Lease]struct{}{},
+	}
+	p.rebuild()
+}

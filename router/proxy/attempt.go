@@ -1,0 +1,279 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"time"
+
+	"meridian.internal/router/pool"
+	"meridian.internal/router/upstream"
+	"meridian.internal/shared/api"
+	"meridian.internal/shared/phase"
+)
+
+// attempt is one try of a sub-request on one pair of nodes.
+type attempt struct {
+	s       *session
+	sub     *sub
+	n       int
+	choice  *pool.Choice
+	style   string
+	id      int64 // disagg_request_id; 0: aggregated
+	stamps  phase.Stamps
+	failure *api.Error
+
+	ctxAnswer *api.CtxAnswer // of the context leg
+	gen       *upstream.Response
+	genUsage  *api.Usage
+	tokens    int // token ids seen in the stream
+	finish    string
+}
+
+// maxAttempts is how often a sub-request is tried in all, while the client has seen nothing of it.
+const maxAttempts = 2
+
+// run tries the sub-request until it ends, or fails for good.
+func (b *sub) run(ctx context.Context) *api.Error {
+	var tried exclusions
+	var last *api.Error
+	for n := range maxAttempts {
+		a := &attempt{s: b.s, sub: b, n: n}
+		a.stamps.ReceiveNS, a.stamps.ParsedNS = &b.s.received, &b.s.parsed
+		if e := a.place(&tried); e != nil {
+			if last != nil {
+				return last // nobody else is there: what failed first says more
+			}
+			b.tries = append(b.tries, a)
+			return a.fail(e)
+		}
+		b.tries = append(b.tries, a)
+		e := a.run(ctx)
+		a.choice.Release()
+		if e == nil {
+			return nil
+		}
+		last = a.fail(e)
+		if ctx.Err() != nil || !e.Retryable || b.started || !tried.add(a, e.Stage) {
+			return last
+		}
+		b.answer = answer{}
+		if n+1 < maxAttempts {
+			b.s.p.met.retries.WithLabelValues(e.Stage).Inc()
+			b.s.p.o.Logger.Warn("trying another node", "request_id", b.s.id, "stage", e.Stage, "error", e.Message)
+		}
+	}
+	return last
+}
+
+// add excludes the node at fault; false when it cannot be told.
+func (x *exclusions) add(a *attempt, stage string) bool {
+	switch {
+	case stage == "ctx" || (stage == "kv" && a.choice.Ctx != nil):
+		if a.choice.Ctx == nil {
+			return false
+		}
+		x.ctx = append(x.ctx, a.choice.Ctx.Name)
+	default:
+		x.gen = append(x.gen, a.choice.Gen.Name)
+	}
+	return true
+}
+
+func (a *attempt) fail(e *api.Error) *api.Error {
+	if a.failure == nil {
+		a.failure = e
+	}
+	if a.stamps.EndNS == nil {
+		a.stamps.EndNS = a.now()
+	}
+	return e
+}
+
+func (a *attempt) now() *int64 {
+	t := a.s.p.o.Steady.Now()
+	return &t
+}
+
+func (a *attempt) place(tried *exclusions) *api.Error {
+	p := a.s.p
+	tokens := len(a.sub.ids)
+	if tokens == 0 {
+		tokens = len(a.s.req.Body) / 4 // text that is not tokenized here: a rough guess
+	}
+	c, err := p.o.Pool.Pick(p.ask(a.s.req.Model, tokens, tried))
+	if err != nil {
+		return api.Unavailable("place", retryAfter, "no nodes can take this request now: %v", err)
+	}
+	a.choice, a.style = c, p.styleOf(c)
+	if a.style != Aggregated {
+		a.id = p.ids.next()
+	}
+	a.stamps.PlacedNS = a.now()
+	p.met.decisions.WithLabelValues(c.Decision.Policy, a.style).Inc()
+	return nil
+}
+
+// run runs the legs under one context: what ends one ends the other.
+func (a *attempt) run(ctx context.Context) *api.Error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer a.watch(cancel)()
+	switch a.style {
+	case GenerationFirst:
+		return a.generationFirst(ctx, cancel)
+	case ContextFirst:
+		return a.contextFirst(ctx, cancel)
+	default:
+		return a.single(ctx, cancel)
+	}
+}
+
+// watch cancels the legs when one of their nodes goes away. The connection of a finished stream is not cut by it: its
+// body was drained, or is closed in settle.
+func (a *attempt) watch(cancel context.CancelCauseFunc) (stop func()) {
+	gone := func(stage string, l *pool.Lease) func() {
+		return l.Watch(func(error) { cancel(api.Failed(stage, true, "%s node %s is gone", roleWord(stage), l.Name)) })
+	}
+	stopGen := gone("gen", a.choice.Gen)
+	if a.choice.Ctx == nil {
+		return stopGen
+	}
+	stopCtx := gone("ctx", a.choice.Ctx)
+	return func() { stopGen(); stopCtx() }
+}
+
+func roleWord(stage string) string {
+	if stage == "ctx" {
+		return "context"
+	}
+	return "generation"
+}
+
+func (a *attempt) single(ctx context.Context, cancel context.CancelCauseFunc) *api.Error {
+	if e := a.openGen(ctx, a.genBody(nil)); e != nil {
+		cancel(e)
+		return e
+	}
+	return a.ending(cancel, a.relay(ctx))
+}
+
+// ending cancels the context of a failed attempt; a good one keeps its connection until it is drained.
+func (a *attempt) ending(cancel context.CancelCauseFunc, e *api.Error) *api.Error {
+	if e != nil {
+		cancel(e)
+	}
+	return e
+}
+
+const (
+	verdictWait = 100 * time.Millisecond // for the context leg's own word when KV did not arrive
+	answerWait  = 2 * time.Second        // for the context leg's answer after the stream's end: only its usage is missing
+)
+
+// generationFirst: the generation node admits, then prefill starts, and its KV travels while it runs.
+func (a *attempt) generationFirst(ctx context.Context, cancel context.CancelCauseFunc) *api.Error {
+	if e := a.openGen(ctx, a.genBody(a.genFirstParams())); e != nil {
+		cancel(e)
+		return e
+	}
+	ctxDone := make(chan *api.Error, 1)
+	ctxBody := a.ctxBody(api.GenerationFirst)
+	go func() {
+		e := a.callCtx(ctx, ctxBody)
+		if e != nil {
+			cancel(e)
+		}
+		ctxDone <- e
+	}()
+	e := a.relay(ctx)
+	if e != nil && e.Stage == "kv" {
+		// The context node may be what failed: it says so itself, or its connection does.
+		select {
+		case ce := <-ctxDone:
+			ctxDone <- ce
+			if ce != nil {
+				e = ce
+			}
+		case <-time.After(verdictWait):
+		}
+	}
+	if e != nil {
+		cancel(e)
+		<-ctxDone
+		return e
+	}
+	select {
+	case <-ctxDone:
+	case <-time.After(answerWait):
+		cancel(errNoAnswer)
+		<-ctxDone
+	}
+	return nil
+}
+
+var errNoAnswer = errors.New("proxy: the context leg did not answer in time")
+
+// contextFirst: prefill, then generation with what its answer says.
+func (a *attempt) contextFirst(ctx context.Context, cancel context.CancelCauseFunc) *api.Error {
+	if e := a.callCtx(ctx, a.ctxBody(api.ContextFirst)); e != nil {
+		cancel(e)
+		return e
+	}
+	first := a.ctxAnswer.Choices[0]
+	if !first.GoesOn() {
+		return a.complete(first)
+	}
+	body, e := a.genBodyAfter(a.ctxAnswer)
+	if e == nil {
+		e = a.openGen(ctx, body)
+	}
+	if e != nil {
+		cancel(e)
+		return e
+	}
+	return a.ending(cancel, a.relay(ctx))
+}
+
+// headers are those of both legs.
+func (a *attempt) headers() []upstream.Header {
+	s := a.s
+	h := append(make([]upstream.Header, 0, 9),
+		upstream.Header{Name: api.HeaderRequestID, Value: s.publicID()},
+		upstream.Header{Name: api.HeaderRouter, Value: s.p.o.Name},
+		upstream.Header{Name: api.HeaderRouterRequest, Value: s.id},
+		upstream.Header{Name: api.HeaderSub, Value: strconv.Itoa(a.sub.index)},
+		upstream.Header{Name: api.HeaderAttempt, Value: strconv.Itoa(a.n)},
+		upstream.Header{Name: api.HeaderReturnMetrics, Value: "1"},
+	)
+	streamed := "0"
+	if s.req.Stream {
+		streamed = "1"
+	}
+	h = append(h, upstream.Header{Name: api.HeaderStreamed, Value: streamed})
+	if s.trace != "" {
+		h = append(h, upstream.Header{Name: api.HeaderTraceparent, Value: s.trace})
+	}
+	left := s.p.o.Timeout - time.Duration(s.p.o.Steady.Now()-s.received)
+	return append(h, upstream.Header{Name: api.HeaderDeadline, Value: strconv.FormatInt(max(1, left.Milliseconds()), 10)})
+}
+
+func (a *attempt) path() string {
+	if a.s.req.Chat {
+		return "/v1/chat/completions"
+	}
+	return "/v1/completions"
+}
+
+// settle gives back what outlived the attempt's run: the connection of the generation leg.
+func (a *attempt) settle() {
+	if a.gen == nil {
+		return
+	}
+	if a.failure != nil {
+		_ = a.gen.Close()
+		return
+	}
+	a.gen.Drain(drainTime)
+}
+
+const drainTime = 50 * time.Millisecond

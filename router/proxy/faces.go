@@ -1,0 +1,140 @@
+package proxy
+
+import (
+	"net/http"
+	"strconv"
+
+	"github.com/labstack/echo/v4"
+
+	"meridian.internal/router/pool"
+	"meridian.internal/shared/api"
+)
+
+// Routes adds the router's routes.
+func (p *Proxy) Routes(e *echo.Echo) {
+	e.POST("/v1/completions", func(c echo.Context) error { return p.serve(c, false) })
+	e.POST("/v1/chat/completions", func(c echo.Context) error { return p.serve(c, true) })
+	e.GET("/v1/models", p.models)
+	e.GET("/cluster", p.cluster)
+	if p.o.Timelines != nil {
+		e.GET("/timelines", p.timelines)
+		e.GET("/timelines/:id", p.timeline)
+	}
+}
+
+func (p *Proxy) models(c echo.Context) error {
+	data := []any{}
+	for _, m := range p.o.Pool.Models() {
+		one := map[string]any{"id": m.Name, "object": "model", "created": 0, "owned_by": "meridian"}
+		if m.ContextLen > 0 {
+			one["max_model_len"] = m.ContextLen
+		}
+		data = append(data, one)
+	}
+	return c.JSON(http.StatusOK, map[string]any{"object": "list", "data": data})
+}
+
+// clusterNode is one node as /cluster shows it.
+type clusterNode struct {
+	Name     string        `json:"name"`
+	Role     string        `json:"role"`
+	URL      string        `json:"url"`
+	State    string        `json:"state"`
+	Static   bool          `json:"static"`
+	Foreign  bool          `json:"foreign"`
+	PID      int           `json:"pid,omitempty"`
+	Model    string        `json:"model,omitempty"`
+	Hash     string        `json:"model_hash,omitempty"`
+	Reserved int           `json:"reserved"` // legs of this router
+	Load     *clusterLoad  `json:"load"`     // null: none was reported
+	Clock    *clusterClock `json:"clock"`
+}
+
+type clusterLoad struct {
+	Running       int    `json:"running"`
+	Waiting       int    `json:"waiting"`
+	WaitingTokens int    `json:"waiting_tokens"`
+	KVUsedBlocks  int    `json:"kv_used_blocks"`
+	KVMaxBlocks   int    `json:"kv_max_blocks"`
+	AgeNS         *int64 `json:"age_ns"`
+}
+
+// clusterClock: offset = reference - local; null where no estimate is known.
+type clusterClock struct {
+	OffsetNS *int64 `json:"offset_ns"`
+	BoundNS  *int64 `json:"bound_ns"`
+	State    string `json:"state"`
+}
+
+func (p *Proxy) cluster(c echo.Context) error {
+	nodes := []clusterNode{}
+	for _, st := range p.o.Pool.Snapshot() {
+		nodes = append(nodes, p.describe(st))
+	}
+	c.Response().Header().Set("Cache-Control", "no-store")
+	return c.JSON(http.StatusOK, map[string]any{
+		"router": p.o.Name, "clock_id": p.o.Steady.ID(), "schedule": p.o.Schedule, "nodes": nodes,
+	})
+}
+
+func (p *Proxy) describe(st pool.Status) clusterNode {
+	n := clusterNode{
+		Name: st.Info.Name, Role: string(st.Info.Role), URL: st.Info.URL, State: string(st.Info.State), Static: st.Static,
+		Foreign: st.Foreign, PID: st.Info.PID, Reserved: st.Reserved, Clock: &clusterClock{State: "not_aligned"},
+	}
+	if !st.Healthy {
+		n.State = "unhealthy"
+	}
+	if m := st.Info.Model; m != nil {
+		n.Model, n.Hash = m.Name, m.Hash
+	}
+	if l := st.Info.Load; l != nil {
+		n.Load = &clusterLoad{
+			Running: l.Running, Waiting: l.Waiting, WaitingTokens: l.WaitingTokens,
+			KVUsedBlocks: l.KVUsedBlocks, KVMaxBlocks: l.KVMaxBlocks, AgeNS: st.LoadAgeNS,
+		}
+	}
+	if st.Info.ClockID == "" {
+		return n
+	}
+	if e, ok := p.o.Estimate(st.Info.ClockID); ok {
+		offset, bound := e.OffsetNS, e.BoundNS()
+		n.Clock = &clusterClock{OffsetNS: &offset, BoundNS: &bound, State: e.State}
+	}
+	return n
+}
+
+const (
+	defaultTimelines = 50
+	maxTimelines     = 1000
+)
+
+func (p *Proxy) timelines(c echo.Context) error {
+	limit := defaultTimelines
+	if v := c.QueryParam("limit"); v != "" {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < 1 || n > maxTimelines {
+			return api.Invalid("limit", "limit=%q: want a number from 1 to %d", v, maxTimelines)
+		}
+		limit = n
+	}
+	lines := p.o.Timelines.Recent(limit)
+	out := []byte(`{"timelines":[`)
+	for i, l := range lines {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = append(out, l...)
+	}
+	c.Response().Header().Set("Cache-Control", "no-store")
+	return c.JSONBlob(http.StatusOK, append(out, "]}"...))
+}
+
+func (p *Proxy) timeline(c echo.Context) error {
+	id := c.Param("id")
+	line, ok := p.o.Timelines.Find(id)
+	if !ok {
+		return &api.Error{Code: http.StatusNotFound, Type: api.TypeNotFound, Param: "id", Stage: "timeline", Message: "no timeline with this id is known"}
+	}
+	return c.JSONBlob(http.StatusOK, line)
+}

@@ -1,0 +1,255 @@
+package proxy
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"meridian.internal/router/pool"
+	"meridian.internal/router/upstream"
+	"meridian.internal/shared/api"
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/node"
+	"meridian.internal/shared/phase"
+	"meridian.internal/shared/serve"
+)
+
+// leg is a request that a fake node got.
+type leg struct {
+	node   string
+	path   string
+	header http.Header
+	body   map[string]json.RawMessage
+	raw    string
+	disagg api.DisaggParams
+}
+
+// fakeNode answers legs as a node of ours does: a stream of three tokens, or the context answer.
+type fakeNode struct {
+	t     *testing.T
+	name  string
+	role  node.Role
+	srv   *httptest.Server
+	legs  chan leg                                            // every leg as it comes
+	gone  chan string                                         // a leg whose client closed the connection: "name"
+	serve func(w http.ResponseWriter, r *http.Request, l leg) // nil: the normal answer
+}
+
+func (f *fakeNode) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	raw, _ := io.ReadAll(r.Body)
+	l := leg{node: f.name, path: r.URL.Path, header: r.Header, raw: string(raw)}
+	if err := json.Unmarshal(raw, &l.body); err != nil {
+		f.t.Errorf("%s got a body that is no JSON: %q", f.name, raw)
+	}
+	if d := l.body["disaggregated_params"]; d != nil {
+		if err := json.Unmarshal(d, &l.disagg); err != nil {
+			f.t.Errorf("%s got disaggregated_params %s: %v", f.name, d, err)
+		}
+	}
+	f.legs <- l
+	if f.serve != nil {
+		f.serve(w, r, l)
+		return
+	}
+	if l.disagg.RequestType == api.ContextOnly {
+		answerCtx(w, l)
+		return
+	}
+	streamTokens(w, l, "a", "b", "c")
+}
+
+func answerCtx(w http.ResponseWriter, l leg) {
+	w.Header().Set("Content-Type", "application/json")
+	fmt.Fprintf(w, `{"id":"x","prompt_token_ids":[[7,8]],"usage":{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3,"prompt_tokens_details":{"cached_tokens":1}},
+		"choices":[{"index":0,"text":"a","finish_reason":"length","disaggregated_params":{"request_type":"context_only","first_gen_tokens":[5],
+		"ctx_request_id":%d,"disagg_request_id":%d,"encoded_opaque_state":"b3Bh","future":1.50}}]}`, *l.disagg.DisaggRequestID, *l.disagg.DisaggRequestID)
+}
+
+// streamTokens sends one chunk a token, then usage and the end mark.
+func streamTokens(w http.ResponseWriter, l leg, words ...string) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.(http.Flusher).Flush()
+	h := api.Head{ID: "node", Model: "internal", Created: 1, Chat: strings.Contains(l.path, "chat")}
+	for i, word := range words {
+		c := api.Choice{Text: word, TokenIDs: []int32{int32(i + 5)}, Role: i == 0}
+		if i == len(words)-1 {
+			c.Finish = "stop"
+		}
+		fmt.Fprintf(w, "data: %s\n\n", h.AppendChunk(nil, c))
+		w.(http.Flusher).Flush()
+	}
+	fmt.Fprintf(w, "data: %s\n\ndata: [DONE]\n\n", h.AppendUsageChunk(nil, api.Usage{PromptTokens: 2, CompletionTokens: len(words), TotalTokens: 2 + len(words)}))
+}
+
+// waitGone blocks until the client of the leg has closed its connection.
+func (f *fakeNode) waitGone(r *http.Request) {
+	<-r.Context().Done()
+	f.gone <- f.name
+}
+
+// cluster is a router with fake nodes.
+type cluster struct {
+	t     *testing.T
+	pool  *pool.Pool
+	nodes map[string]*fakeNode
+	legs  chan leg
+	gone  chan string
+	url   string
+	proxy *Proxy
+
+	mu      sync.Mutex // guards records
+	records []*phase.Record
+}
+
+func (c *cluster) record(r *phase.Record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.records = append(c.records, r)
+}
+
+// newCluster makes a router over nodes named like "ctx0" and "gen1".
+func newCluster(t *testing.T, schedule string, names ...string) *cluster {
+	t.Helper()
+	steady, err := clock.New(clock.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{t: t, nodes: map[string]*fakeNode{}, legs: make(chan leg, 1000), gone: make(chan string, 100)}
+	c.pool, err = pool.New(pool.Options{Now: steady.Now, CtxPolicy: pool.RoundRobin, GenPolicy: pool.RoundRobin})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := upstream.New(upstream.Options{})
+	t.Cleanup(client.Close)
+	c.proxy, err = New(Options{
+		Name: "r0", Pool: c.pool, Client: client, Steady: steady, Schedule: schedule, Record: c.record, MaxBody: 1 << 20,
+		Tokenizers: &Tokenizers{Pool: c.pool, Client: client, Build: func(f TokenizerFile) (*Tokenizer, error) {
+			return &Tokenizer{ContextLen: 100, Vocab: 1000, Encode: func(s string) []int32 { return []int32{7, int32(len(s))} }}, nil
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		c.add(name)
+	}
+	s, err := serve.New(serve.Options{Listen: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.proxy.Routes(s.Echo())
+	front := httptest.NewServer(s.Echo())
+	t.Cleanup(func() { front.Close(); s.Close() })
+	c.url = front.URL
+	return c
+}
+
+func (c *cluster) add(name string) *fakeNode {
+	f := &fakeNode{t: c.t, name: name, role: node.Role(name[:3]), legs: c.legs, gone: c.gone}
+	mux := http.NewServeMux()
+	mux.Handle("POST /", f)
+	mux.HandleFunc("GET /tokenizer", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"hash":"h"}`) })
+	f.srv = httptest.NewServer(mux)
+	c.t.Cleanup(f.srv.Close)
+	c.nodes[name] = f
+	info := node.Info{
+		Name: name, Role: f.role, URL: f.srv.URL, State: node.Ready, Seq: 1,
+		Model: &node.Model{Name: "m", Hash: "h", ContextLen: 100},
+	}
+	if f.role == node.RoleCtx {
+		info.KVAddr = "10.0.0.1:700"
+	}
+	c.pool.Put(info)
+	return f
+}
+
+// reply is what a client got.
+type reply struct {
+	status int
+	header http.Header
+	body   string
+	events []string // data of the events of a stream
+}
+
+func (c *cluster) post(path, body string, headers ...string) reply {
+	c.t.Helper()
+	req, err := http.NewRequestWithContext(c.t.Context(), "POST", c.url+path, strings.NewReader(body))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	raw, err := io.ReadAll(res.Body)
+	if err != nil {
+		c.t.Errorf("body of %s: %v", path, err)
+	}
+	out := reply{status: res.StatusCode, header: res.Header, body: string(raw)}
+	sc := bufio.NewScanner(strings.NewReader(out.body))
+	for sc.Scan() {
+		if data, ok := strings.CutPrefix(sc.Text(), "data: "); ok {
+			out.events = append(out.events, data)
+		}
+	}
+	return out
+}
+
+func (c *cluster) taken(n int) map[string]leg {
+	out := map[string]leg{}
+	for range n {
+		l := <-c.legs
+		out[l.node] = l
+	}
+	return out
+}
+
+// settled checks that nothing is reserved and returns the records.
+func (c *cluster) settled() []*phase.Record {
+	c.t.Helper()
+	for _, s := range c.pool.Snapshot() {
+		if s.Reserved != 0 {
+			c.t.Errorf("%s has %d reservations left", s.Info.Name, s.Reserved)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.records
+}
+
+func text(t *testing.T, events []string, chat bool) string {
+	t.Helper()
+	var out strings.Builder
+	for _, e := range events {
+		if e == "[DONE]" {
+			continue
+		}
+		var chunk struct {
+			Choices []struct {
+				Text  string
+				Delta struct{ Content string }
+			}
+		}
+		if err := json.Unmarshal([]byte(e), &chunk); err != nil {
+			t.Errorf("event %q: %v", e, err)
+		}
+		for _, c := range chunk.Choices {
+			if chat {
+				out.WriteString(c.Delta.Content)
+			} else {
+				out.WriteString(c.Text)
+			}
+		}
+	}
+	return out.String()
+}

@@ -1,0 +1,238 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"meridian.internal/router/pool"
+	"meridian.internal/router/upstream"
+	"meridian.internal/shared/api"
+	"meridian.internal/shared/sse"
+)
+
+const (
+	maxCtxAnswer = 64 << 20 // it repeats the prompt's ids
+	maxErrorBody = 64 << 10
+)
+
+// openGen sends the generation leg (or the only leg) and waits for its 200: the node has admitted the request.
+func (a *attempt) openGen(ctx context.Context, body []byte) *api.Error {
+	a.stamps.GenDispatchNS = a.now()
+	res, e := a.send(ctx, "gen", a.choice.Gen, body)
+	if e != nil {
+		return e
+	}
+	a.stamps.GenHeadersNS = a.now()
+	if !strings.HasPrefix(res.ContentType, sse.ContentType) {
+		_ = res.Close()
+		return api.Failed("gen", true, "generation node %s answered with %q, not a stream", a.choice.Gen.Name, res.ContentType)
+	}
+	a.gen = res
+	return nil
+}
+
+// callCtx runs the context leg to its end.
+func (a *attempt) callCtx(ctx context.Context, body []byte) *api.Error {
+	defer a.choice.Ctx.Release()
+	a.stamps.CtxDispatchNS = a.now()
+	res, e := a.send(ctx, "ctx", a.choice.Ctx, body)
+	if e != nil {
+		return e
+	}
+	defer res.Close()
+	answer, err := io.ReadAll(io.LimitReader(res, maxCtxAnswer))
+	if err != nil {
+		return a.broken(ctx, "ctx", a.choice.Ctx, err)
+	}
+	a.stamps.CtxDoneNS = a.now()
+	ans, err := api.ParseCtxAnswer(answer)
+	if err != nil {
+		return api.Failed("ctx", true, "context node %s gave a malformed answer", a.choice.Ctx.Name)
+	}
+	a.ctxAnswer = ans
+	return nil
+}
+
+// send posts a leg; a status other than 200 is an error in the node's own words.
+func (a *attempt) send(ctx context.Context, stage string, l *pool.Lease, body []byte) (*upstream.Response, *api.Error) {
+	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{URL: l.URL, Path: a.path(), Headers: a.headers(), Body: body})
+	if err != nil {
+		return nil, a.broken(ctx, stage, l, err)
+	}
+	if res.Status == 200 {
+		return res, nil
+	}
+	defer res.Close()
+	text, err := io.ReadAll(io.LimitReader(res, maxErrorBody))
+	if err != nil {
+		return nil, a.broken(ctx, stage, l, err)
+	}
+	e := api.ParseError(res.Status, text, stage)
+	e.Stage = stageOf(e.Stage, stage)
+	if n, err := strconv.Atoi(res.RetryAfter); err == nil && n > 0 && n < 3600 {
+		e.RetryAfter = time.Duration(n) * time.Second
+	}
+	return nil, e
+}
+
+// stageOf keeps a node's own word where it says more than which leg it was.
+func stageOf(said, leg string) string {
+	if said == "kv" || said == "parse" {
+		return said
+	}
+	return leg
+}
+
+// broken explains a transport error: the cause for which the legs were stopped, or that the node could not be reached.
+func (a *attempt) broken(ctx context.Context, stage string, l *pool.Lease, err error) *api.Error {
+	if ctx.Err() != nil {
+		return stopCause(ctx)
+	}
+	l.Unreachable()
+	a.s.p.o.Logger.Warn("leg failed", "request_id", a.s.id, "stage", stage, "node", l.Name, "error", err)
+	return api.Failed(stage, true, "%s node %s: %s", roleWord(stage), l.Name, reason(err))
+}
+
+// reason is a transport error without addresses.
+func reason(err error) string {
+	var op *net.OpError
+	switch {
+	case errors.Is(err, upstream.ErrProtocol):
+		return "it answered with something that is not HTTP"
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return "it did not answer in time"
+	case errors.As(err, &op) && op.Op == "dial":
+		return "it could not be reached"
+	default:
+		return "the connection broke"
+	}
+}
+
+// common are the members that both legs change: one choice, its own seed, and the prompt of the sub-request.
+func (a *attempt) common() []api.Set {
+	req, b := a.s.req, a.sub
+	foreign := a.choice.Gen.Foreign
+	set := append(make([]api.Set, 0, 8), api.Set{Key: "n", Value: one(req.N)})
+	if !foreign || req.SeedSet {
+		seed := a.s.seed + uint64(b.index%req.N)
+		if req.SeedSet && int64(req.Sampling.Seed) < 0 { // it was sent signed
+			set = append(set, api.Set{Key: "seed", Value: strconv.AppendInt(nil, int64(seed), 10)})
+		} else {
+			set = append(set, api.Set{Key: "seed", Value: strconv.AppendUint(nil, seed, 10)})
+		}
+	}
+	switch {
+	case req.Chat && b.ids != nil:
+		set = append(set, api.Set{Key: "prompt_token_ids", Value: b.idsJSON()})
+	case b.prompt != nil:
+		set = append(set, api.Set{Key: "prompt", Value: b.prompt})
+	}
+	return set
+}
+
+// idsJSON is made once; both legs and all attempts send it.
+func (b *sub) idsJSON() []byte {
+	if b.prompt == nil {
+		b.prompt = api.AppendIDs(nil, b.ids)
+	}
+	return b.prompt
+}
+
+// one drops n where it is 1 already, so that a body without n stays without it.
+func one(n int) []byte {
+	if n == 1 {
+		return nil
+	}
+	return []byte("1")
+}
+
+func (a *attempt) genBody(params []byte) []byte {
+	set := append(a.common(),
+		api.Set{Key: "stream", Value: []byte("true")},
+		api.Set{Key: "stream_options", Value: []byte(`{"include_usage":true}`)},
+		api.Set{Key: "disaggregated_params", Value: params})
+	return a.s.req.AppendBody(nil, set)
+}
+
+func (a *attempt) ctxBody(style int) []byte {
+	params, _ := json.Marshal(api.DisaggParams{ // plain data: cannot fail
+		RequestType: api.ContextOnly, DisaggRequestID: &a.id, ScheduleStyle: &style,
+	})
+	set := append(a.common(),
+		api.Set{Key: "stream", Value: []byte("false")},
+		api.Set{Key: "stream_options"},
+		api.Set{Key: "disaggregated_params", Value: params})
+	return a.s.req.AppendBody(nil, set)
+}
+
+func (a *attempt) genFirstParams() []byte {
+	style, endpoint := api.GenerationFirst, "tcp://"+a.choice.Ctx.KVAddr
+	b, _ := json.Marshal(api.DisaggParams{ // plain data: cannot fail
+		RequestType: api.GenerationOnly, DisaggRequestID: &a.id, CtxRequestID: &a.id, ScheduleStyle: &style, CtxInfoEndpoint: &endpoint,
+	})
+	return b
+}
+
+// genBodyAfter makes the generation leg of what the context leg answered. The worker's own members are copied as sent.
+func (a *attempt) genBodyAfter(ans *api.CtxAnswer) ([]byte, *api.Error) {
+	bad := func(what string) ([]byte, *api.Error) {
+		return nil, api.Failed("ctx", true, "context node %s: its answer %s", a.choice.Ctx.Name, what)
+	}
+	fields, err := api.SplitObject(nil, ans.Choices[0].Disagg)
+	if err != nil {
+		return bad("has no disaggregated_params")
+	}
+	for _, name := range []string{"ctx_request_id", "disagg_request_id"} {
+		if !present(fields, name) {
+			return bad("lacks disaggregated_params." + name)
+		}
+	}
+	set := []api.Set{
+		{Key: "request_type", Value: []byte(`"` + api.GenerationOnly + `"`)},
+		{Key: "schedule_style", Value: strconv.AppendInt(nil, api.ContextFirst, 10)},
+	}
+	if ans.Usage != nil {
+		set = append(set, api.Set{Key: "ctx_usage", Value: api.AppendUsage(nil, *ans.Usage)})
+	}
+	body := append(a.common(),
+		api.Set{Key: "stream", Value: []byte("true")},
+		api.Set{Key: "stream_options", Value: []byte(`{"include_usage":true}`)},
+		api.Set{Key: "disaggregated_params", Value: api.AppendPatched(nil, fields, set, false)})
+	if a.sub.ids == nil && len(ans.PromptTokenIDs) > 0 && string(ans.PromptTokenIDs) != "null" {
+		body = replace(body, a.promptKey(), ans.PromptTokenIDs)
+	}
+	return a.s.req.AppendBody(nil, body), nil
+}
+
+func (a *attempt) promptKey() string {
+	if a.s.req.Chat {
+		return "prompt_token_ids"
+	}
+	return "prompt"
+}
+
+func replace(set []api.Set, key string, value []byte) []api.Set {
+	for i := range set {
+		if set[i].Key == key {
+			set[i].Value = value
+			return set
+		}
+	}
+	return append(set, api.Set{Key: key, Value: value})
+}
+
+func present(fields []api.Field, name string) bool {
+	for _, f := range fields {
+		if string(f.Key) == name && string(f.Value) != "null" {
+			return true
+		}
+	}
+	return false
+}

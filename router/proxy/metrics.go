@@ -1,0 +1,60 @@
+package proxy
+
+import (
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"meridian.internal/shared/phase"
+)
+
+type metrics struct {
+	requests  *prometheus.CounterVec
+	inflight  prometheus.Gauge
+	ttft      prometheus.Histogram
+	e2e       prometheus.Histogram
+	retries   *prometheus.CounterVec
+	decisions *prometheus.CounterVec
+	tokens    prometheus.Counter
+}
+
+func newMetrics(r prometheus.Registerer) (*metrics, error) {
+	seconds := prometheus.ExponentialBuckets(0.001, 2, 16)
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "meridian_router_requests_total", Help: "Requests by their end; each request counts once.",
+		}, []string{"outcome", "stage"}),
+		inflight: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "meridian_router_requests_running", Help: "Requests that have not ended.",
+		}),
+		ttft: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "meridian_router_ttft_seconds", Help: "From the request's arrival to its first token at the router.", Buckets: seconds,
+		}),
+		e2e: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "meridian_router_e2e_seconds", Help: "From the request's arrival to its last byte.", Buckets: seconds,
+		}),
+		retries: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "meridian_router_retries_total", Help: "Sub-requests that were tried again, by the stage that failed.",
+		}, []string{"stage"}),
+		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "meridian_router_decisions_total", Help: "Placements by policy and serving style.",
+		}, []string{"policy", "style"}),
+		tokens: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "meridian_router_output_tokens_total", Help: "Tokens of finished requests.",
+		}),
+	}
+	if r == nil {
+		return m, nil
+	}
+	for _, c := range []prometheus.Collector{m.requests, m.inflight, m.ttft, m.e2e, m.retries, m.decisions, m.tokens} {
+		if err := r.Register(c); err != nil {
+			return nil, fmt.Errorf("register metric: %w", err)
+		}
+	}
+	return m, nil
+}
+
+// ended counts a request's end.
+func (m *metrics) ended(outcome phase.Outcome, stage string) {
+	m.requests.WithLabelValues(string(outcome), stage).Inc()
+}

@@ -1,0 +1,141 @@
+package proxy
+
+import (
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"meridian.internal/shared/api"
+	"meridian.internal/shared/sse"
+)
+
+// stream is the client's side of a streamed request. Nothing is sent before the first chunk, so that until then an error
+// is a status and a retry is not seen.
+type stream struct {
+	w    *echo.Response
+	rc   *http.ResponseController
+	idle time.Duration
+
+	mu     sync.Mutex // held for one event or one write; guards what follows
+	open   bool       // the 200 is out
+	buf    []byte     // events that were not written yet
+	data   []byte     // one rewritten chunk
+	failed error      // of the first write that failed
+	until  time.Time  // write deadline that is set
+}
+
+// add rewrites a chunk of a node into the buffer.
+func (o *stream) add(a *attempt, data []byte) (api.Chunk, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	s := a.s
+	rw := api.Rewrite{ID: s.idJSON, Model: s.model, Created: s.created, Index: a.sub.index}
+	chunk, out, err := api.RewriteChunk(o.data[:0], data, s.req.Chat, &rw)
+	o.data = out
+	if err != nil || chunk.Choices == 0 || chunk.Error != nil {
+		return chunk, err // usage and a worker's own events are not for clients
+	}
+	a.sub.started = true
+	o.buf = sse.AppendEvent(o.buf, out)
+	return chunk, nil
+}
+
+// flush writes what is buffered.
+func (o *stream) flush() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.flushLocked()
+}
+
+func (o *stream) flushLocked() error {
+	if o.failed != nil || len(o.buf) == 0 {
+		return o.failed
+	}
+	if !o.open {
+		o.open = true
+		h := o.w.Header()
+		h.Set("Content-Type", sse.ContentType)
+		h.Set("Cache-Control", "no-cache")
+		h.Set("X-Accel-Buffering", "no") // nginx would hold tokens back
+		o.w.WriteHeader(http.StatusOK)
+	}
+	if now := time.Now(); o.until.Sub(now) < o.idle/2 { // a timer a write would cost more than the write
+		o.until = now.Add(o.idle)
+		_ = o.rc.SetWriteDeadline(o.until) // a writer in tests has none
+	}
+	_, err := o.w.Write(o.buf)
+	o.buf = o.buf[:0]
+	if err == nil {
+		err = o.rc.Flush()
+	}
+	o.failed = err
+	return err
+}
+
+// end sends the usage, when it was asked for, and the end mark.
+func (o *stream) end(s *session) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if s.req.IncludeUsage {
+		o.data = s.head.AppendUsageChunk(o.data[:0], s.usage())
+		o.buf = sse.AppendEvent(o.buf, o.data)
+	}
+	o.buf = sse.AppendDone(o.buf)
+	_ = o.flushLocked() // a client that left here has all its tokens
+}
+
+// fail ends a stream that has begun with one error event; false: nothing was sent, the error can be a status.
+func (o *stream) fail(e *api.Error) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.open {
+		return false
+	}
+	o.data = e.Append(o.data[:0])
+	o.buf = sse.AppendEvent(o.buf, o.data)
+	_ = o.flushLocked() // the client may be what failed
+	return true
+}
+
+// answer is one choice of a request that is not streamed, assembled of chunks. Text stays escaped as it came.
+type answer struct {
+	text     []byte
+	finish   string
+	stop     []byte
+	logprobs api.Merged
+}
+
+func (w *answer) add(c api.Chunk) {
+	w.text = append(w.text, c.Text...)
+	if c.Finish != "" {
+		w.finish = c.Finish
+	}
+	if c.StopReason != nil {
+		w.stop = append(w.stop[:0], c.StopReason...)
+	}
+	if c.Logprobs != nil {
+		w.logprobs.Add(c.Logprobs)
+	}
+}
+
+// writeWhole sends the answer of a request that is not streamed.
+func (s *session) writeWhole() {
+	choices := make([]api.Choice, len(s.subs))
+	for i, b := range s.subs {
+		w := &b.answer
+		if w.text == nil {
+			w.text = []byte{}
+		}
+		choices[i] = api.Choice{
+			Index: b.index, RawText: w.text, Finish: w.finish, StopReason: w.stop, RawLogprobs: w.logprobs.Append(nil),
+		}
+	}
+	body := s.head.AppendResponse(nil, choices, s.usage(), nil)
+	h := s.w.Header()
+	h.Set("Content-Type", "application/json")
+	_ = s.rc.SetWriteDeadline(time.Now().Add(s.p.o.ClientIdle)) // a writer in tests has none
+	s.w.WriteHeader(http.StatusOK)
+	_, _ = s.w.Write(body) // the client is gone if this fails
+}

@@ -1,0 +1,154 @@
+// Package proxy is the router's public face and the life of a request: it parses, tokenizes, places, runs both legs under
+// one context, relays the tokens, and hands one phase record per attempt to whoever keeps them. It owns no membership
+// (router/pool does), no connections (router/upstream does) and no timelines (router/collect does).
+//
+// One goroutine runs a sub-request, one more its context leg. Sub-requests of one request share its writer under a mutex.
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"meridian.internal/router/pool"
+	"meridian.internal/router/upstream"
+	"meridian.internal/shared/api"
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/phase"
+)
+
+// Serving styles, as records and --schedule name them.
+const (
+	Auto            = "auto"
+	GenerationFirst = "generation_first"
+	ContextFirst    = "context_first"
+	Aggregated      = "aggregated"
+)
+
+// ErrOptions is returned when a proxy is made of options that do not fit.
+var ErrOptions = errors.New("proxy: bad options")
+
+// Timelines is where merged lines are read from.
+type Timelines interface {
+	Recent(limit int) []json.RawMessage
+	Find(id string) (json.RawMessage, bool)
+}
+
+// Options of a proxy.
+type Options struct {
+	Name       string // of this router; it names the subject of the records
+	Pool       *pool.Pool
+	Client     *upstream.Client
+	Steady     *clock.Steady
+	Schedule   string // auto, generation_first, context_first or aggregated
+	Tokenizers *Tokenizers
+	Record     func(*phase.Record)                          // takes the router's own records; must not block
+	Timelines  Timelines                                    // nil: no /timelines
+	Estimate   func(nodeID clock.ID) (clock.Estimate, bool) // clock of a node against this router's; nil: none
+	Metrics    prometheus.Registerer
+	Logger     *slog.Logger
+	MaxBody    int           // bytes of a request body; 0: 16 MiB
+	Timeout    time.Duration // longest life of a request; 0: 10 min
+	ClientIdle time.Duration // a client that takes nothing for so long is cut; 0: 30 s
+}
+
+// Proxy serves requests. Safe for concurrent use.
+type Proxy struct {
+	o   Options
+	ids *minter
+	met *metrics
+}
+
+const (
+	defaultMaxBody    = 16 << 20
+	defaultTimeout    = 10 * time.Minute
+	defaultClientIdle = 30 * time.Second
+	retryAfter        = time.Second // told to clients when no pair is there
+)
+
+// New makes a proxy.
+func New(o Options) (*Proxy, error) {
+	switch o.Schedule {
+	case "":
+		o.Schedule = Auto
+	case Auto, GenerationFirst, ContextFirst, Aggregated:
+	default:
+		return nil, fmt.Errorf("%w: schedule %q: want %s, %s, %s or %s", ErrOptions, o.Schedule, Auto, GenerationFirst, ContextFirst, Aggregated)
+	}
+	if o.Pool == nil || o.Client == nil || o.Steady == nil || o.Name == "" {
+		return nil, fmt.Errorf("%w: name, pool, client and clock are needed", ErrOptions)
+	}
+	if o.Record == nil {
+		o.Record = func(*phase.Record) {}
+	}
+	if o.Estimate == nil {
+		o.Estimate = func(clock.ID) (clock.Estimate, bool) { return clock.Estimate{}, false }
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.MaxBody == 0 {
+		o.MaxBody = defaultMaxBody
+	}
+	if o.Timeout == 0 {
+		o.Timeout = defaultTimeout
+	}
+	if o.ClientIdle == 0 {
+		o.ClientIdle = defaultClientIdle
+	}
+	met, err := newMetrics(o.Metrics)
+	if err != nil {
+		return nil, err
+	}
+	return &Proxy{o: o, ids: newMinter(o.Name, o.Steady), met: met}, nil
+}
+
+// Ready tells whether a request could be placed now; the error says why not.
+func (p *Proxy) Ready() error {
+	return p.o.Pool.Ready(p.o.Schedule == Aggregated, p.o.Schedule == Auto)
+}
+
+// ask is what a sub-request wants from the pool.
+func (p *Proxy) ask(model string, tokens int, tried *exclusions) pool.Ask {
+	return pool.Ask{
+		Model: model, Tokens: tokens, Aggregated: p.o.Schedule == Aggregated, Fallback: p.o.Schedule == Auto,
+		ExcludeCtx: tried.ctx, ExcludeGen: tried.gen,
+	}
+}
+
+// exclusions are the nodes that failed a sub-request.
+type exclusions struct{ ctx, gen []string }
+
+// styleOf fixes the serving style of a choice.
+func (p *Proxy) styleOf(c *pool.Choice) string {
+	switch {
+	case c.Ctx == nil:
+		return Aggregated
+	case p.o.Schedule == ContextFirst, c.Ctx.Foreign, c.Ctx.KVAddr == "":
+		return ContextFirst
+	default:
+		return GenerationFirst
+	}
+}
+
+// stopCause names the error that ended ctx, in the words of a client.
+func stopCause(ctx context.Context) *api.Error {
+	cause := context.Cause(ctx)
+	var known *api.Error
+	switch {
+	case errors.As(cause, &known):
+		return known
+	case errors.Is(cause, context.DeadlineExceeded):
+		return &api.Error{Code: 504, Type: api.TypeTimeout, Stage: "relay", Retryable: true, Message: "the request took longer than this router allows"}
+	default:
+		return &api.Error{Code: statusClientGone, Type: api.TypeCancelled, Stage: "relay", Message: "the client closed the connection"}
+	}
+}
+
+// statusClientGone is nginx's status for a client that left; nobody receives it.
+const statusClientGone = 499

@@ -1,0 +1,289 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"meridian.internal/shared/api"
+	"meridian.internal/shared/phase"
+)
+
+// session is one request of a client.
+type session struct {
+	p        *Proxy
+	w        *echo.Response
+	rc       *http.ResponseController
+	req      *api.Request
+	id       string // the router's own
+	clientID string
+	trace    string
+	received int64
+	parsed   int64
+	seed     uint64
+	head     api.Head
+	idJSON   []byte
+	model    []byte // JSON
+	created  []byte // JSON
+	subs     []*sub
+	out      *stream // nil: not streamed
+}
+
+// sub is one choice of one prompt: it has its own id, legs and attempts.
+type sub struct {
+	s       *session
+	index   int
+	first   bool    // first choice of its prompt: its prompt tokens count
+	ids     []int32 // nil: a worker tokenizes
+	prompt  []byte  // JSON that replaces prompt; nil: the client's is sent
+	tries   []*attempt
+	budget  int
+	started bool // a byte of it went to the client
+	answer  answer
+}
+
+// serve runs one request.
+func (p *Proxy) serve(c echo.Context, chat bool) error {
+	s := &session{p: p, w: c.Response(), received: p.o.Steady.Now(), id: mintRequestID()}
+	p.met.inflight.Inc()
+	defer p.met.inflight.Dec()
+	e := s.prepare(c.Request(), chat)
+	s.w.Header().Set(api.HeaderRequestID, s.publicID())
+	if e != nil {
+		p.met.ended(phase.Rejected, e.Stage)
+		e.RequestID = s.publicID()
+		return e
+	}
+	ctx, cancel := context.WithTimeout(c.Request().Context(), p.o.Timeout)
+	defer cancel()
+	e = s.run(ctx)
+	e = s.finish(e)
+	s.report(e)
+	if e != nil {
+		return e
+	}
+	return nil
+}
+
+// publicID is the id that the client sees: its own when it sent one.
+func (s *session) publicID() string {
+	if s.clientID != "" {
+		return s.clientID
+	}
+	return s.id
+}
+
+// prepare reads, validates and tokenizes.
+func (s *session) prepare(r *http.Request, chat bool) *api.Error {
+	s.rc = http.NewResponseController(s.w)
+	if id := r.Header.Get(api.HeaderRequestID); id != "" {
+		if !validID(id) {
+			return api.Invalid(api.HeaderRequestID, "header %s: want 1 to %d letters, digits or any of -_.:/+=@", api.HeaderRequestID, maxClientID)
+		}
+		s.clientID = id
+	}
+	if t := r.Header.Get(api.HeaderTraceparent); validTraceparent(t) {
+		s.trace = t
+	}
+	body, e := s.readBody(r)
+	if e != nil {
+		return e
+	}
+	s.req, e = api.ParseRequest(body, chat, api.Limits{MaxBody: s.p.o.MaxBody, KnowsModel: s.p.o.Pool.KnowsModel})
+	if e != nil {
+		return e
+	}
+	if e := s.plan(r.Context()); e != nil {
+		return e
+	}
+	prefix := "cmpl-"
+	if chat {
+		prefix = "chatcmpl-"
+	}
+	s.head = api.Head{ID: prefix + s.id, Model: s.req.Model, Created: time.Now().Unix(), Chat: chat}
+	s.idJSON = api.AppendString(nil, s.head.ID)
+	s.model = api.AppendString(nil, s.head.Model)
+	s.created = strconv.AppendInt(nil, s.head.Created, 10)
+	s.seed = s.req.Sampling.Seed
+	if !s.req.SeedSet {
+		s.seed = mintSeed()
+	}
+	if s.req.Stream {
+		s.out = &stream{w: s.w, rc: s.rc, idle: s.p.o.ClientIdle}
+	}
+	s.parsed = s.p.o.Steady.Now()
+	return nil
+}
+
+// bodyTime bounds how long a client may take to send its body.
+const bodyTime = 30 * time.Second
+
+func (s *session) readBody(r *http.Request) ([]byte, *api.Error) {
+	if r.ContentLength > int64(s.p.o.MaxBody) {
+		e := api.Invalid("", "the body has %d bytes; the limit is %d", r.ContentLength, s.p.o.MaxBody)
+		e.Code = http.StatusRequestEntityTooLarge
+		return nil, e
+	}
+	_ = s.rc.SetReadDeadline(time.Now().Add(bodyTime)) // a writer in tests has none
+	body := make([]byte, 0, max(512, r.ContentLength+1))
+	body, err := readAll(body, io.LimitReader(r.Body, int64(s.p.o.MaxBody)+1))
+	if err != nil {
+		e := api.Invalid("", "the body could not be read")
+		e.Code = http.StatusRequestTimeout
+		return nil, e
+	}
+	_ = s.rc.SetReadDeadline(time.Time{})
+	return body, nil
+}
+
+func readAll(b []byte, r io.Reader) ([]byte, error) {
+	for {
+		if len(b) == cap(b) {
+			b = append(b, 0)[:len(b)]
+		}
+		n, err := r.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		if errors.Is(err, io.EOF) {
+			return b, nil
+		}
+		if err != nil {
+			return b, err
+		}
+	}
+}
+
+// run runs all sub-requests; the first failure ends the others.
+func (s *session) run(ctx context.Context) *api.Error {
+	if len(s.subs) == 1 {
+		return s.subs[0].run(ctx)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var mu sync.Mutex // guards first
+	var first *api.Error
+	var all sync.WaitGroup
+	for _, b := range s.subs {
+		all.Go(func() {
+			if e := b.run(ctx); e != nil {
+				mu.Lock()
+				if first == nil {
+					first = e
+				}
+				mu.Unlock()
+				cancel(e)
+			}
+		})
+	}
+	all.Wait()
+	return first
+}
+
+// finish sends the end of the answer. It returns the error that is still to be sent as a status.
+func (s *session) finish(e *api.Error) *api.Error {
+	defer s.settle(&e)
+	if e != nil {
+		e.RequestID = s.publicID()
+	}
+	if s.out != nil {
+		if e == nil {
+			s.out.end(s)
+			return nil
+		}
+		if s.out.fail(e) {
+			return nil
+		}
+		return e
+	}
+	if e == nil {
+		s.writeWhole()
+	}
+	return e
+}
+
+// settle runs after the last byte: it closes what the attempts hold.
+func (s *session) settle(e **api.Error) {
+	end := s.p.o.Steady.Now()
+	for _, b := range s.subs {
+		for i, a := range b.tries {
+			if i == len(b.tries)-1 && a.failure == nil {
+				a.stamps.EndNS = &end
+			}
+			a.settle()
+		}
+	}
+	_ = s.rc.SetWriteDeadline(time.Time{}) // the connection goes on to the client's next request
+	if *e == nil {
+		return
+	}
+	for _, b := range s.subs { // a choice that was complete when another failed did not reach the client as a whole
+		if n := len(b.tries); n > 0 && b.tries[n-1].failure == nil {
+			b.tries[n-1].failure = *e
+		}
+	}
+}
+
+// report counts the request and hands over its records.
+func (s *session) report(e *api.Error) {
+	failed := e
+	outcome, stage := phase.Finished, ""
+	for _, b := range s.subs {
+		for _, a := range b.tries {
+			s.p.o.Record(a.record())
+		}
+		if n := len(b.tries); n > 0 && failed == nil {
+			failed = b.tries[n-1].failure
+		}
+	}
+	if failed != nil {
+		outcome, stage = outcomeOf(failed), failed.Stage
+	}
+	s.p.met.ended(outcome, stage)
+	s.observe(outcome)
+}
+
+func (s *session) observe(outcome phase.Outcome) {
+	last := s.subs[0]
+	if outcome != phase.Finished || len(last.tries) == 0 {
+		return
+	}
+	a := last.tries[len(last.tries)-1]
+	if t := a.stamps.FirstTokenNS; t != nil {
+		s.p.met.ttft.Observe(float64(*t-s.received) / 1e9)
+	}
+	if t := a.stamps.EndNS; t != nil {
+		s.p.met.e2e.Observe(float64(*t-s.received) / 1e9)
+	}
+	s.p.met.tokens.Add(float64(s.usage().CompletionTokens))
+}
+
+// usage sums the sub-requests: each prompt once, with the numbers of its prefill; each token of each choice.
+func (s *session) usage() api.Usage {
+	var u api.Usage
+	cached, known := 0, false
+	for _, b := range s.subs {
+		if len(b.tries) == 0 {
+			continue
+		}
+		one := b.tries[len(b.tries)-1].usage()
+		u.CompletionTokens += one.CompletionTokens
+		if !b.first {
+			continue
+		}
+		u.PromptTokens += one.PromptTokens
+		if d := one.PromptTokensDetails; d != nil {
+			cached += d.CachedTokens
+			known = true
+		}
+	}
+	u.TotalTokens = u.PromptTokens + u.CompletionTokens
+	if known {
+		u.PromptTokensDetails = &api.PromptTokensDetails{CachedTokens: cached}
+	}
+	return u
+}
