@@ -36,7 +36,8 @@ func newExport(s *Sequence) *Export {
 func (x *Export) Tokens() int { return x.s.base }
 
 // NextSpan waits for the next part of the KV that is written and was not returned yet: layer by layer and chunk by chunk
-// while prefill runs. After the last it returns io.EOF; the error of the sequence if that ended otherwise.
+// while prefill runs. After the last it returns io.EOF; the error of the sequence if that ended otherwise, ErrCancelled
+// after Release.
 func (x *Export) NextSpan(ctx context.Context) (infer.Span, error) {
 	for {
 		if span, err, ok := x.next(); ok {
@@ -53,6 +54,9 @@ func (x *Export) NextSpan(ctx context.Context) (infer.Span, error) {
 func (x *Export) next() (infer.Span, error, bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.released {
+		return infer.Span{}, ErrCancelled, true
+	}
 	if x.end != nil && x.end != io.EOF {
 		return infer.Span{}, x.end, true
 	}
@@ -117,6 +121,7 @@ func (x *Export) Release() {
 	x.mu.Lock()
 	x.released, x.spans = true, nil
 	x.mu.Unlock()
+	x.signal()
 	x.s.e.post(func() { x.s.e.unlease(x) })
 }
 

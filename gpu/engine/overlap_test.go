@@ -129,6 +129,7 @@ func TestIterationsAddUp(t *testing.T) {
 		for _, s := range seqs {
 			tokens += len(r.finish(s).ids)
 		}
+		r.stop()
 		if sum.ContextTokens != 9*20 || sum.OutputTokens != tokens || sum.NewRequests != 10 || sum.Completed != 9 || sum.Cancelled != 1 {
 			t.Errorf("sums %+v, want 180 context tokens, %d output tokens, 10 new, 9 completed, 1 cancelled", sum, tokens)
 		}
