@@ -26,7 +26,8 @@ type device struct {
 	slots   []slot
 	scratch []scratch // one per worker
 
-	rows []row // of the step, in the order of its entries
+	checks int64 // batches checked
+	rows   []row // of the step, in the order of its entries
 	// Activations of the step; matrix.resize gives them its rows.
 	hidden matrix // (rows, hidden): the residual stream
 	normed matrix // (rows, hidden): input of the products
@@ -45,6 +46,7 @@ type device struct {
 // slot is the state of one sequence.
 type slot struct {
 	sample sample.State
+	check  int64 // device.checks when a batch last named it
 	last   int32 // the token that the last step sampled, the next query token if an entry brings none
 }
 
@@ -124,10 +126,16 @@ func (d *device) check(b *backend.Batch) error {
 		}
 	}
 	rows := 0
+	d.checks++
 	for i := range b.Entries {
 		if err := d.checkEntry(&b.Entries[i]); err != nil {
 			return fmt.Errorf("cpu: step %d, entry %d: %w", b.Iter, i, err)
 		}
+		s := &d.slots[b.Entries[i].Slot]
+		if s.check == d.checks { // entries are sampled in parallel
+			return fmt.Errorf("cpu: step %d, entry %d: slot %d is in another entry too", b.Iter, i, b.Entries[i].Slot)
+		}
+		s.check = d.checks
 		rows += b.Entries[i].Queries()
 	}
 	if d.info.Stage.First > 0 && len(b.Hidden) != rows*d.info.Hidden {
