@@ -26,7 +26,7 @@ type Choice struct {
 	// For a router that assembles an answer: parts as a worker sent them.
 	RawText     []byte // inside of a JSON string; used when Text is empty
 	RawLogprobs []byte // used when Logprobs is nil
-	Disagg     *DisaggParams
+	Disagg      *DisaggParams
 }
 
 // TokenLogprob is one token with its logprob and the most likely alternatives.
