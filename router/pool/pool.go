@@ -292,3 +292,16 @@ func (p *Pool) PutForeign(role node.Role, name, url, model string) {
 	}
 	p.rebuild()
 }
+
+// Static lists the members that are in no registry.
+func (p *Pool) Static() []node.Info {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []node.Info
+	for _, m := range p.members {
+		if m.static {
+			out = append(out, m.info)
+		}
+	}
+	return out
+}

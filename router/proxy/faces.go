@@ -94,12 +94,14 @@ func (p *Proxy) describe(st pool.Status) clusterNode {
 			KVUsedBlocks: l.KVUsedBlocks, KVMaxBlocks: l.KVMaxBlocks, AgeNS: st.LoadAgeNS,
 		}
 	}
-	if st.Info.ClockID == "" {
+	e, ok := p.o.Estimate(st.Info)
+	if !ok {
 		return n
 	}
-	if e, ok := p.o.Estimate(st.Info.ClockID); ok {
+	n.Clock.State = e.State
+	if e.Usable() {
 		offset, bound := e.OffsetNS, e.BoundNS()
-		n.Clock = &clusterClock{OffsetNS: &offset, BoundNS: &bound, State: e.State}
+		n.Clock.OffsetNS, n.Clock.BoundNS = &offset, &bound
 	}
 	return n
 }

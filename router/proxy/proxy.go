@@ -19,6 +19,7 @@ import (
 	"meridian.internal/router/upstream"
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/clock"
+	"meridian.internal/shared/node"
 	"meridian.internal/shared/phase"
 )
 
@@ -47,9 +48,9 @@ type Options struct {
 	Steady     *clock.Steady
 	Schedule   string // auto, generation_first, context_first or aggregated
 	Tokenizers *Tokenizers
-	Record     func(*phase.Record)                          // takes the router's own records; must not block
-	Timelines  Timelines                                    // nil: no /timelines
-	Estimate   func(nodeID clock.ID) (clock.Estimate, bool) // clock of a node against this router's; nil: none
+	Record     func(*phase.Record)                    // takes the router's own records; must not block
+	Timelines  Timelines                              // nil: no /timelines
+	Estimate   func(node.Info) (clock.Estimate, bool) // clock of a node against this router's; nil: none
 	Metrics    prometheus.Registerer
 	Logger     *slog.Logger
 	MaxBody    int           // bytes of a request body; 0: 16 MiB
@@ -87,7 +88,7 @@ func New(o Options) (*Proxy, error) {
 		o.Record = func(*phase.Record) {}
 	}
 	if o.Estimate == nil {
-		o.Estimate = func(clock.ID) (clock.Estimate, bool) { return clock.Estimate{}, false }
+		o.Estimate = func(node.Info) (clock.Estimate, bool) { return clock.Estimate{}, false }
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

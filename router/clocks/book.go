@@ -1,0 +1,246 @@
+// Package clocks owns what a router knows of the nodes' clocks against its own: it probes them itself, or takes the
+// estimates that a clocksync publishes while one is registered. It keeps the past, since a stamp is converted with the
+// estimate of its own time. The arithmetic is in clocksync/track and shared/clock.
+//
+// Run's goroutine sets the peers; a second one, which Run waits for, reads the bucket of published estimates.
+package clocks
+
+import (
+	"context"
+	"log/slog"
+	"sort"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"meridian.internal/clocksync/track"
+	"meridian.internal/shared/bus"
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/node"
+)
+
+// Options of a book.
+type Options struct {
+	Name      string // of this router
+	Steady    *clock.Steady
+	Conn      *bus.Conn           // nil: no NATS, so no clocksync
+	Members   func() []node.Entry // the registry; nil without NATS
+	Static    func() []node.Info  // nodes that are in no registry
+	KernelDir string
+	Logger    *slog.Logger
+}
+
+const (
+	lookEvery  = 200 * time.Millisecond
+	watchRetry = time.Second
+	keepPast   = 1024 // published estimates of one clock
+	// handOver is how long this router goes on probing beside a clocksync, until that has published good estimates.
+	handOver = 5 * time.Second
+)
+
+// Book answers what is known of a clock at a moment of its own time. Safe for concurrent use.
+type Book struct {
+	o       Options
+	tracker *track.Tracker
+
+	mu   sync.Mutex                  // guards past; short reads and writes only
+	past map[string][]clock.Estimate // by local epoch, in the order of AtNS
+}
+
+// New makes a book; Run fills it.
+func New(o Options) *Book {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Book{
+		o: o, past: map[string][]clock.Estimate{},
+		tracker: track.New(track.Options{Steady: o.Steady, KernelDir: o.KernelDir, Logger: o.Logger}),
+	}
+}
+
+// Run probes and listens until ctx ends.
+func (b *Book) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return b.tracker.Run(ctx) })
+	if b.o.Conn != nil {
+		g.Go(func() error { return b.listen(ctx) })
+	}
+	g.Go(func() error { return b.follow(ctx) })
+	return g.Wait()
+}
+
+// follow keeps the peers equal to the members, and leaves the probing to a clocksync while there is one.
+func (b *Book) follow(ctx context.Context) error {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	var since time.Time // a clocksync is registered since
+	for {
+		peers, served := b.peers()
+		switch {
+		case !served:
+			since = time.Time{}
+		case since.IsZero():
+			since = time.Now()
+		case time.Since(since) > handOver:
+			peers = b.uncovered(peers)
+		}
+		b.tracker.SetPeers(peers)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// peers lists the nodes; served tells whether a clocksync is registered.
+func (b *Book) peers() (out []track.Peer, served bool) {
+	add := func(i node.Info) {
+		out = append(out, track.Peer{Name: node.Key(i.Role, i.Name), ClockAddr: i.ClockAddr, URL: i.URL, ClockID: i.ClockID})
+	}
+	if b.o.Members != nil {
+		for _, e := range b.o.Members() {
+			switch e.Info.Role {
+			case node.RoleClocksync:
+				served = served || e.Alive
+			case node.RoleCtx, node.RoleGen:
+				add(e.Info)
+			}
+		}
+	}
+	if b.o.Static != nil {
+		for _, i := range b.o.Static() {
+			add(i)
+		}
+	}
+	return out, served
+}
+
+// uncovered keeps the peers that clocksync has published nothing usable of, such as those in no registry.
+func (b *Book) uncovered(peers []track.Peer) []track.Peer {
+	var out []track.Peer
+	for _, p := range peers {
+		if e, ok := b.published(p.ClockID, maxStamp); !ok || !e.Usable() {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+const maxStamp = 1<<63 - 1
+
+// Estimate returns what was known of the clock id when it showed localNS. It takes the tighter of what this router
+// measured and what clocksync published.
+func (b *Book) Estimate(id clock.ID, localNS int64) (clock.Estimate, bool) {
+	own, ok := b.tracker.EstimateAt(id, localNS)
+	pub, ok2 := b.published(id, localNS)
+	switch {
+	case !ok2:
+		return own, ok
+	case !ok, !own.Usable() && pub.Usable():
+		return pub, true
+	case pub.Usable() && pub.BoundAt(localNS) < own.BoundAt(localNS):
+		return pub, true
+	}
+	return own, true
+}
+
+// Newest is what is known of a node's clock now, as /cluster shows it.
+func (b *Book) Newest(i node.Info) (clock.Estimate, bool) {
+	own, ok := b.tracker.Newest(node.Key(i.Role, i.Name))
+	pub, ok2 := b.published(i.ClockID, maxStamp)
+	if ok && own.Usable() && (!ok2 || !pub.Usable() || own.BoundNS() <= pub.BoundNS()) {
+		return own, true
+	}
+	if ok2 {
+		return pub, true
+	}
+	return own, ok
+}
+
+// published finds the newest estimate that was made by localNS, else the first after it.
+func (b *Book) published(id clock.ID, localNS int64) (clock.Estimate, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	past := b.past[id.Epoch()]
+	if len(past) == 0 {
+		return clock.Estimate{}, false
+	}
+	i := sort.Search(len(past), func(i int) bool { return past[i].AtNS > localNS })
+	return past[max(i-1, 0)], true
+}
+
+// listen follows the bucket of published estimates.
+func (b *Book) listen(ctx context.Context) error {
+	for ctx.Err() == nil {
+		if err := b.watch(ctx); err != nil && ctx.Err() == nil {
+			b.o.Logger.Debug("watch of published clock estimates ended; trying again", "error", err)
+		}
+		t := time.NewTimer(watchRetry)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+		case <-t.C:
+		}
+	}
+	return nil
+}
+
+func (b *Book) watch(ctx context.Context) error {
+	if err := b.o.Conn.Ready(ctx); err != nil {
+		return err
+	}
+	kv, err := b.o.Conn.KV(ctx, bus.BucketClocks)
+	if err != nil {
+		return err
+	}
+	w, err := kv.Watch(ctx, bus.Token(b.o.Name)+".*")
+	if err != nil {
+		return err
+	}
+	defer w.Stop() //nolint:errcheck // the subscription may be gone already
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case u, open := <-w.Updates():
+			if !open {
+				return errClosed
+			}
+			if u == nil {
+				continue
+			}
+			p, err := clock.ParsePublished(u.Value())
+			if err != nil {
+				continue // a deletion, or something that is none of ours
+			}
+			b.put(p.Estimate)
+		}
+	}
+}
+
+type errString string
+
+func (e errString) Error() string { return string(e) }
+
+const errClosed = errString("clocks: watch was closed")
+
+// put keeps an estimate of a clock against ours; those against another epoch of this router's clock are of no use.
+func (b *Book) put(e clock.Estimate) {
+	if e.Reference.Epoch() != b.o.Steady.ID().Epoch() || strings.TrimSpace(e.Local.Epoch()) == "" {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	past := b.past[e.Local.Epoch()]
+	i := sort.Search(len(past), func(i int) bool { return past[i].AtNS > e.AtNS })
+	past = append(past, clock.Estimate{})
+	copy(past[i+1:], past[i:])
+	past[i] = e
+	if len(past) > keepPast {
+		past = append(past[:0], past[len(past)-keepPast:]...)
+	}
+	b.past[e.Local.Epoch()] = past
+}

@@ -1,0 +1,246 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"meridian.internal/clocksync/respond"
+	"meridian.internal/router/clocks"
+	"meridian.internal/router/pool"
+	"meridian.internal/router/proxy"
+	"meridian.internal/router/upstream"
+	"meridian.internal/shared/bus"
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/node"
+	"meridian.internal/shared/serve"
+)
+
+// daemon is the router's process. Parts that need NATS are nil without it.
+type daemon struct {
+	o        *options
+	log      *slog.Logger
+	steady   *clock.Steady
+	metrics  *prometheus.Registry
+	server   *serve.Server
+	embedded *bus.Embedded
+	conn     *bus.Conn
+	registry *node.Registry
+	client   *upstream.Client
+	pool     *pool.Pool
+	clocks   *clocks.Book
+	lines    *lines
+	proxy    *proxy.Proxy
+	respond  *respond.Responder
+	draining atomic.Bool
+}
+
+// Run runs the router until ctx ends.
+func (o *options) Run(ctx context.Context, log *slog.Logger) error {
+	d := &daemon{o: o, log: log, metrics: serve.NewRegistry()}
+	defer d.close()
+	for _, open := range []func(context.Context) error{ // each needs what is before it
+		d.openClock, d.openBus, d.openPool, d.openClocks, d.openLines, d.openProxy, d.openServer,
+	} {
+		if err := open(ctx); err != nil {
+			return err
+		}
+	}
+	return d.run(ctx)
+}
+
+func (d *daemon) openClock(context.Context) (err error) {
+	if d.steady, err = clock.New(clock.Options{}); err != nil {
+		return err
+	}
+	d.respond, err = respond.Listen(d.o.ClockListen, d.steady, respond.Options{KernelDir: d.o.SharedKernelDir, Logger: d.log})
+	return err
+}
+
+func (d *daemon) openBus(ctx context.Context) (err error) {
+	if err := os.MkdirAll(d.o.Traces, 0o755); err != nil {
+		return fmt.Errorf("--traces: %w", err)
+	}
+	bo := bus.Options{URL: d.o.Nats, Name: d.o.Name, Logger: d.log}
+	if d.o.EmbeddedNats {
+		d.embedded, err = bus.StartEmbedded(bus.EmbeddedOptions{Listen: d.o.NatsListen, StoreDir: d.o.natsStore(), Logger: d.log})
+		if err != nil {
+			return err
+		}
+		bo.Server = d.embedded
+	}
+	if d.embedded == nil && d.o.Nats == "" {
+		return nil
+	}
+	d.conn, err = bus.Connect(ctx, bo)
+	return err
+}
+
+func (d *daemon) openPool(context.Context) (err error) {
+	o := pool.Options{
+		CtxPolicy: d.o.Policy, GenPolicy: d.o.Policy, Static: d.o.statics(), Now: d.steady.Now, Logger: d.log,
+	}
+	if d.conn != nil {
+		o.BusUp = d.conn.Connected
+	}
+	if d.pool, err = pool.New(o); err != nil {
+		return err
+	}
+	if d.conn != nil {
+		d.registry = node.NewRegistry(d.conn, d.log, d.pool.Apply)
+	}
+	return nil
+}
+
+func (d *daemon) openClocks(context.Context) error {
+	o := clocks.Options{
+		Name: d.o.Name, Steady: d.steady, Conn: d.conn, Static: d.pool.Static, KernelDir: d.o.SharedKernelDir, Logger: d.log,
+	}
+	if d.registry != nil {
+		o.Members = d.registry.Nodes
+	}
+	d.clocks = clocks.New(o)
+	return nil
+}
+
+func (d *daemon) openProxy(context.Context) (err error) {
+	d.client = upstream.New(upstream.Options{})
+	d.proxy, err = proxy.New(proxy.Options{
+		Name: d.o.Name, Pool: d.pool, Client: d.client, Steady: d.steady, Schedule: d.o.Schedule,
+		Tokenizers: &proxy.Tokenizers{Pool: d.pool, Client: d.client, Build: proxy.BuildTokenizer},
+		Record:     d.lines.add, Timelines: d.lines.reader(), Estimate: d.clocks.Newest, Metrics: d.metrics, Logger: d.log,
+		MaxBody: d.o.MaxBody, Timeout: d.o.Timeout, ClientIdle: d.o.ClientIdle,
+	})
+	return err
+}
+
+func (d *daemon) openServer(context.Context) (err error) {
+	d.server, err = serve.New(serve.Options{
+		Listen: d.o.Listen, Logger: d.log, Registry: d.metrics, Grace: d.o.Grace, Ready: d.proxy.Ready,
+	})
+	if err != nil {
+		return err
+	}
+	d.proxy.Routes(d.server.Echo())
+	return nil
+}
+
+// drainNotice is how long the router still accepts after it has said that it drains.
+const drainNotice = 200 * time.Millisecond
+
+// run serves until ctx ends, then ends in order: no new requests, the running ones end; then the timelines are complete
+// and written; then what they needed (clocks, membership, NATS) is closed.
+func (d *daemon) run(ctx context.Context) error {
+	base := context.WithoutCancel(ctx)
+	inner, stop := context.WithCancel(base)
+	defer stop()
+	beside, watched := errgroup.WithContext(inner)
+	for _, f := range []func(context.Context) error{d.respond.Serve, d.pool.Run, d.clocks.Run, d.runRegistry} {
+		beside.Go(func() error { return f(inner) })
+	}
+	linesCtx, endLines := context.WithCancel(base)
+	defer endLines()
+	linesDone := make(chan error, 1)
+	go func() { linesDone <- d.lines.run(linesCtx) }()
+	lease, err := d.register(ctx)
+	if err != nil {
+		stop()
+		return errors.Join(err, beside.Wait())
+	}
+	serving, quit := context.WithCancel(base)
+	defer quit()
+	served := make(chan error, 1)
+	go func() { served <- d.server.Serve(serving) }()
+	d.log.Info("serving", "router", d.o.Name, "listen", d.server.Addr(), "traces", d.o.Traces, "nats", d.natsURL(), "clock_id", d.steady.ID())
+	var fault error
+	select {
+	case <-ctx.Done():
+		d.log.Info("draining", "router", d.o.Name, "grace", d.o.Grace)
+	case <-watched.Done():
+	case fault = <-linesDone:
+		linesDone <- fault
+	case err := <-served:
+		served <- err
+	}
+	d.draining.Store(true)
+	if lease != nil {
+		lease.Changed()
+		pause(watched, drainNotice)
+	}
+	quit()
+	fault = errors.Join(fault, <-served)
+	endLines()
+	fault = errors.Join(fault, <-linesDone)
+	if lease != nil {
+		lease.Close()
+	}
+	stop()
+	return errors.Join(fault, beside.Wait())
+}
+
+func (d *daemon) runRegistry(ctx context.Context) error {
+	if d.registry == nil {
+		return nil
+	}
+	return d.registry.Run(ctx)
+}
+
+func (d *daemon) natsURL() string {
+	if d.embedded != nil {
+		return d.embedded.URL()
+	}
+	return d.o.Nats
+}
+
+func pause(ctx context.Context, t time.Duration) {
+	timer := time.NewTimer(t)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// register tells others of this router, so that clocksync measures its clock.
+func (d *daemon) register(ctx context.Context) (*node.Lease, error) {
+	if d.conn == nil {
+		return nil, nil
+	}
+	host, port, err := advertised(d.o.Advertise, d.server.Addr())
+	if err != nil {
+		return nil, err
+	}
+	info := node.Info{
+		Name: d.o.Name, Role: node.RoleRouter, URL: "http://" + net.JoinHostPort(host, port), ClockAddr: d.respond.Advertised(host),
+		PID: os.Getpid(), State: node.Ready, Version: serve.Version(),
+	}
+	return node.Register(ctx, d.conn, func() node.Info {
+		i := info
+		i.ClockID = d.steady.ID() // changes when the machine was suspended
+		if d.draining.Load() {
+			i.State = node.Draining
+		}
+		return i
+	}, d.log)
+}
+
+// close closes what open has opened, in the reverse order.
+func (d *daemon) close() {
+	if d.client != nil {
+		d.client.Close()
+	}
+	if d.conn != nil {
+		d.conn.Close()
+	}
+	if d.embedded != nil {
+		d.embedded.Close()
+	}
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"meridian.internal/router/pool"
+	"meridian.internal/shared/node"
+)
+
+// options are the command line.
+type options struct {
+	Name         string        `help:"Name of this router, unique in the cluster: records of the nodes find their way back by it." default:"router"`
+	Listen       string        `help:"Address of the public API." default:"127.0.0.1:8000" placeholder:"HOST:PORT"`
+	Advertise    string        `help:"Host, or host:port, that others reach this router at. Empty: as it listens, or the host's name if that is every address." placeholder:"HOST[:PORT]"`
+	Nats         string        `help:"NATS servers, with commas. Empty and no --embedded-nats: no registry, only --ctx and --gen." name:"nats" placeholder:"URL"`
+	EmbeddedNats bool          `help:"Run the NATS server in this process; a cluster of several machines needs one outside." name:"embedded-nats"`
+	NatsListen   string        `help:"Address of the embedded NATS server. Whoever reaches it may publish." name:"nats-listen" default:"127.0.0.1:4222" placeholder:"HOST:PORT"`
+	NatsStore    string        `help:"Folder of the embedded NATS server. Empty: .nats in --traces." name:"nats-store" type:"path" placeholder:"DIR"`
+	Traces       string        `help:"Folder for timelines, one line a request." default:"traces" type:"path" placeholder:"DIR"`
+	Ctx          []string      `help:"Context worker that is in no registry; may be given several times." sep:"," placeholder:"URL"`
+	Gen          []string      `help:"Generation worker that is in no registry; may be given several times." sep:"," placeholder:"URL"`
+	Schedule     string        `help:"Order of the legs: auto, generation_first, context_first, aggregated. auto is generation_first between our own nodes, context_first with foreign workers, and aggregated where no pair is." enum:"auto,generation_first,context_first,aggregated" default:"auto"`
+	Policy       string        `help:"Which node gets a request: least_loaded or round_robin." enum:"least_loaded,round_robin" default:"least_loaded"`
+	Grace        time.Duration `help:"Time that running requests get after SIGTERM." default:"10s"`
+	Timeout      time.Duration `help:"Longest life of a request; then it is ended with an error." default:"10m"`
+	ClientIdle   time.Duration `help:"A client that takes no byte for so long is cut." default:"30s"`
+	MaxBody      int           `help:"Largest request body, in bytes." default:"16777216"`
+
+	SharedKernelDir string `help:"Folder shared with other processes of this machine; a file in it proves that they share a kernel, and so a clock." type:"path" placeholder:"DIR"`
+	ClockListen     string `help:"UDP address of the clock responder." default:":0" placeholder:"HOST:PORT"`
+}
+
+// Validate refuses what cannot be, naming option and value.
+func (o *options) Validate() error {
+	switch {
+	case o.Name == "" || len(o.Name) > 128 || strings.ContainsFunc(o.Name, func(r rune) bool { return r <= ' ' || r == 0x7f }):
+		return fmt.Errorf("--name %q: must be 1 to 128 bytes without spaces", o.Name)
+	case o.EmbeddedNats && o.Nats != "":
+		return errors.New("--nats and --embedded-nats: want one of them")
+	case o.Grace < 0 || o.Grace > time.Hour:
+		return fmt.Errorf("--grace %s: must be 0s to 1h", o.Grace)
+	case o.Timeout < time.Second:
+		return fmt.Errorf("--timeout %s: must be 1s or more", o.Timeout)
+	case o.ClientIdle < time.Second:
+		return fmt.Errorf("--client-idle %s: must be 1s or more", o.ClientIdle)
+	case o.MaxBody < 1024:
+		return fmt.Errorf("--max-body %d: must be 1024 or more", o.MaxBody)
+	case o.Traces == "":
+		return errors.New("--traces: want a folder")
+	}
+	for _, s := range o.statics() {
+		if u, err := url.Parse(s.URL); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+			return fmt.Errorf("--%s %q: want http://host:port", s.Role, s.URL)
+		}
+	}
+	for u := range strings.SplitSeq(o.Nats, ",") {
+		if p, err := url.Parse(strings.TrimSpace(u)); o.Nats != "" && (err != nil || p.Host == "") {
+			return fmt.Errorf("--nats %q: want nats://host:port", u)
+		}
+	}
+	return nil
+}
+
+func (o *options) statics() []pool.Static {
+	var out []pool.Static
+	for _, u := range o.Ctx {
+		out = append(out, pool.Static{Role: node.RoleCtx, URL: u})
+	}
+	for _, u := range o.Gen {
+		out = append(out, pool.Static{Role: node.RoleGen, URL: u})
+	}
+	return out
+}
+
+func (o *options) natsStore() string {
+	if o.NatsStore != "" {
+		return o.NatsStore
+	}
+	return filepath.Join(o.Traces, ".nats")
+}
+
+// advertised is the host and the port that others reach this router at.
+func advertised(advertise, listening string) (host, port string, err error) {
+	host, port, err = net.SplitHostPort(listening)
+	if err != nil {
+		return "", "", fmt.Errorf("--listen %q: %w", listening, err)
+	}
+	if h, p, err := net.SplitHostPort(advertise); err == nil {
+		return h, p, nil
+	}
+	if advertise != "" {
+		return strings.Trim(advertise, "[]"), port, nil
+	}
+	if ip := net.ParseIP(host); host == "" || (ip != nil && ip.IsUnspecified()) {
+		name, err := os.Hostname()
+		if err != nil {
+			return "", "", fmt.Errorf("--advertise: the host's name is not known: %w", err)
+		}
+		return name, port, nil
+	}
+	return host, port, nil
+}
