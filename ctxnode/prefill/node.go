@@ -75,7 +75,7 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 		return err
 	}
 	server := kvwire.NewServer(kvwire.ServerOptions{
-		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info), Epoch: uint64(instance), Lease: c.KVLease,
+		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info), Epoch: uint64(instance), Lease: c.KVLease, Blocks: dev.Info.KVBlocks,
 		Now: d.Steady.Now, Logger: log,
 	})
 	_, port, err := net.SplitHostPort(ln.Addr().String())

@@ -37,15 +37,28 @@ func (p *Prefiller) Aggregated(_ context.Context, l *worker.Leg) (worker.Sequenc
 }
 
 // Context is the worker.Runner of context legs.
-func (p *Prefiller) Context(_ context.Context, l *worker.Leg) (worker.Sequence, error) {
-	seq, err := p.Engine.Submit(l.Request)
+func (p *Prefiller) Context(ctx context.Context, l *worker.Leg) (worker.Sequence, error) {
+	var seq *engine.Sequence
+	begin := func() (_ kvwire.Export, err error) {
+		if seq, err = p.Engine.Submit(l.Request); err != nil {
+			return nil, err
+		}
+		return seq.Export(), nil
+	}
+	var export kvwire.Export
+	var err error
+	if l.Style == "generation_first" { // its receiver waits with room for it
+		export, err = begin()
+	} else {
+		export, err = p.Server.Lease(ctx, len(l.Request.Prompt)+len(l.Request.Output), begin)
+	}
 	if err != nil {
 		return nil, err
 	}
-	offer, err := p.Server.Offer(l.Request.ID, seq.Export())
+	offer, err := p.Server.Offer(l.Request.ID, export)
 	if err != nil {
 		seq.Cancel()
-		seq.Export().Release()
+		export.Release()
 		return nil, &api.Error{Code: http.StatusConflict, Type: api.TypeInvalid, Param: "disaggregated_params.disagg_request_id", Stage: "ctx", Message: err.Error()}
 	}
 	endpoint, id := "tcp://"+p.Endpoint, l.Request.ID

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"time"
 
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/cpu"
@@ -30,6 +31,10 @@ const embeddedName = "meridian-tiny"
 
 // defaultKVMemory is a modest amount that 64 requests of a few hundred tokens of a small model fit into.
 const defaultKVMemory = 128 << 20
+
+// holdLimit is the last resort for KV that is held for another node. Leases, lost peers and the requests' own deadlines
+// end earlier; under overload a claimed hand-over may rightly wait for minutes until there is a place to decode.
+const holdLimit = 10 * time.Minute
 
 // Open loads the model and starts the back end.
 func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) {
@@ -62,6 +67,7 @@ func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) 
 	d.Engine, err = engine.New(engine.Config{
 		MaxBatchSize: o.MaxBatchSize, MaxNumTokens: o.MaxNumTokens, MaxWaiting: o.MaxWaiting, Overlap: o.Overlap,
 		PrefixReuse: o.PrefixReuse, EOS: d.Model.Config.EOS, Now: now, Logger: log,
+		ExportDeadline: holdLimit, ReserveDeadline: holdLimit,
 	}, d.backend)
 	if err != nil {
 		return nil, err

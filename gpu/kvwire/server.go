@@ -15,6 +15,7 @@ type ServerOptions struct {
 	Hello    Hello
 	Epoch    uint64        // incarnation of this process, in every frame
 	Lease    time.Duration // how long an offer waits for a receiver after prefill; default 5 s
+	Blocks   int           // KV blocks of the device; see Lease
 	MaxConns int           // further connections are closed at once; default 1024
 	Timing   Timing
 	Now      func() int64 // steady clock, ns
@@ -25,6 +26,7 @@ type ServerOptions struct {
 type Server struct {
 	o     ServerOptions
 	lease time.Duration
+	room  *room
 	slots chan struct{}
 	wg    sync.WaitGroup
 
@@ -44,7 +46,7 @@ func NewServer(o ServerOptions) *Server {
 	}
 	o.Timing = o.Timing.withDefaults()
 	return &Server{
-		o: o, lease: o.Lease, slots: make(chan struct{}, o.MaxConns),
+		o: o, lease: o.Lease, room: newRoom(o.Blocks, o.Hello.TokensPerBlock), slots: make(chan struct{}, o.MaxConns),
 		offers: map[int64]*Offer{}, waiters: map[int64]chan *Offer{},
 	}
 }
