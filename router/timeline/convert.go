@@ -18,6 +18,8 @@ type Clocks struct {
 	Reference clock.ID
 	// Estimate gives the estimate of a clock (by its id) that was valid when the clock showed localNS. nil: none.
 	Estimate func(id clock.ID, localNS int64) (clock.Estimate, bool)
+	// Wall turns a stamp of the reference clock into UTC. nil: lines carry no wall time.
+	Wall func(referenceNS int64) int64
 }
 
 // estimate picks what converts a stamp of c: the merge's own estimate, else the one that the record's process knew, else

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/phase"
 )
@@ -16,23 +15,22 @@ type Part struct {
 	Steps  *infer.Steps
 }
 
-// Key names an attempt: two records with one key are the same record, sent twice.
+// Key names an attempt of a request: two records with one key are the same record, sent twice.
 type Key struct {
-	Role     phase.Role
-	Node     string
-	Instance clock.ID
-	Sub      int
-	Attempt  int
+	Role    phase.Role
+	Node    string
+	Sub     int
+	Attempt int
 }
 
 // KeyOf is the key of a record.
-func KeyOf(r *phase.Record) Key { return Key{r.Role, r.Node, r.Instance, r.Sub, r.Attempt} }
+func KeyOf(r *phase.Record) Key { return Key{r.Role, r.Node, r.Sub, r.Attempt} }
 
 // Merge makes the line of one request from its records, in whatever order and however often they came. It needs at least
 // one. The records are only read.
 func Merge(parts []Part, c Clocks) *Line {
 	parts = sortParts(parts)
-	m := merger{line: &Line{Schema: Schema}}
+	m := merger{line: &Line{Schema: Schema}, wall: c.Wall}
 	router := parts[0].Record
 	if router.Role != phase.Disagg {
 		router = nil
@@ -58,6 +56,7 @@ func Merge(parts []Part, c Clocks) *Line {
 // merger holds the line while it is made.
 type merger struct {
 	line    *Line
+	wall    func(int64) int64
 	sources []*source
 }
 
@@ -69,7 +68,7 @@ func sortParts(in []Part) []Part {
 	slices.SortStableFunc(parts, func(a, b Part) int {
 		x, y := a.Record, b.Record
 		return cmp.Or(cmp.Compare(roleOrder[x.Role], roleOrder[y.Role]), cmp.Compare(x.Sub, y.Sub), cmp.Compare(x.Attempt, y.Attempt),
-			cmp.Compare(x.Node, y.Node), cmp.Compare(x.Instance, y.Instance))
+			cmp.Compare(x.Node, y.Node))
 	})
 	return slices.CompactFunc(parts, func(a, b Part) bool { return KeyOf(a.Record) == KeyOf(b.Record) })
 }
@@ -90,6 +89,9 @@ func (m *merger) setOrigin() {
 		return
 	}
 	m.line.StartNS = *origin
+	if m.wall != nil {
+		m.line.WallNS = m.wall(*origin)
+	}
 	for _, s := range m.sources {
 		s.origin = *origin
 	}

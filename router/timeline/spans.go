@@ -64,7 +64,7 @@ func (m *merger) span(name string, from, to end) {
 // prefill makes a span of each chunk's forward, of each wait between two chunks, and of the sampling after the last.
 func (m *merger) prefill(ch chain, st stage) {
 	s := ch.who(st.from[0])
-	at := func(ns int64) end { return end{s.place(ns), s} }
+	at := func(ns int64) end { return end{point: s.place(ns), src: s} }
 	chunks := s.Record.Chunks
 	for i := range chunks {
 		c := &chunks[i]
@@ -143,7 +143,7 @@ func (m *merger) fillViolations() {
 			}
 			if excess := a.at - b.at - bound; excess > 0 {
 				m.line.Violations = append(m.line.Violations, Violation{
-					Cause: a.src.Record.Node + "." + c.cause[2:], Event: b.src.Record.Node + "." + c.event[2:],
+					Cause: a.src.Record.Node + "." + a.name, Event: b.src.Record.Node + "." + b.name,
 					CauseNS: a.at, EventNS: b.at, BoundNS: bound, ExcessNS: excess,
 				})
 			}

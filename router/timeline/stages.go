@@ -185,7 +185,8 @@ func (ch chain) attempts() int {
 // end is one end of a span.
 type end struct {
 	point
-	src *source
+	src  *source
+	name string // of the stamp that was taken
 }
 
 func (ch chain) edge(name string) end {
@@ -201,7 +202,7 @@ func (ch chain) edge(name string) end {
 		p, name, _ = strings.Cut(name, "|")
 		if s := ch.who(p[0]); s != nil {
 			if pt := s.stamp(s.named(p[2:])); pt.ok {
-				return end{pt, s}
+				return end{pt, s, p[2:]}
 			}
 		}
 	}

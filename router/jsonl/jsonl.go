@@ -1,0 +1,219 @@
+// Package jsonl owns the files of lines: one JSON object a line, appended by one writer, rotated by size and age, with the
+// torn tail of a killed process cut off at the next start. It knows nothing of what a line means.
+//
+// A Writer belongs to one goroutine. Lines are on disk (write(2), no fsync: a process may die, power loss is not claimed)
+// when Flush returned nil.
+package jsonl
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// ErrFull is returned when the disk refuses lines and the memory for waiting ones is used up.
+var ErrFull = errors.New("jsonl: too many lines wait for the disk")
+
+// Options of a writer.
+type Options struct {
+	Dir       string
+	Prefix    string           // file names: PREFIX-host-pid-start-part SUFFIX
+	Suffix    string           // ".jsonl"
+	MaxBytes  int64            // a file is not grown beyond; 0: 256 MiB
+	MaxAge    time.Duration    // nor older than; 0: 24 h
+	MaxMemory int              // bytes that may wait for the disk; 0: 64 MiB
+	Now       func() time.Time // nil: time.Now
+	Logger    *slog.Logger     // nil: slog.Default()
+}
+
+// Location is where a line is.
+type Location struct {
+	Path   string
+	Offset int64
+	Len    int
+}
+
+// Writer appends lines.
+type Writer struct {
+	o     Options
+	stem  string
+	part  int
+	f     *os.File
+	path  string
+	since time.Time
+	size  int64 // bytes of the file on disk
+	buf   []byte
+}
+
+// Open makes the folder, repairs what a killed process left in it, and returns a writer. The file itself is made with the
+// first line.
+func Open(o Options) (*Writer, error) {
+	if o.MaxBytes == 0 {
+		o.MaxBytes = 256 << 20
+	}
+	if o.MaxAge == 0 {
+		o.MaxAge = 24 * time.Hour
+	}
+	if o.MaxMemory == 0 {
+		o.MaxMemory = 64 << 20
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make folder for %s files: %w", o.Prefix, err)
+	}
+	if err := Repair(o.Dir, o.Prefix, o.Suffix, o.Logger); err != nil {
+		return nil, err
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	host = strings.Map(func(r rune) rune {
+		if r == '/' || r == '-' || r <= ' ' {
+			return '_'
+		}
+		return r
+	}, host)
+	return &Writer{o: o, stem: fmt.Sprintf("%s-%s-%d-%s", o.Prefix, host, os.Getpid(), o.Now().UTC().Format("20060102T150405Z"))}, nil
+}
+
+// Append takes a line (without newline) and says where it will be. The bytes are copied.
+func (w *Writer) Append(line []byte) (Location, error) {
+	if len(w.buf)+len(line)+1 > w.o.MaxMemory {
+		return Location{}, fmt.Errorf("%w: %d bytes", ErrFull, len(w.buf))
+	}
+	if err := w.rotate(len(line) + 1); err != nil {
+		return Location{}, err
+	}
+	at := Location{Path: w.path, Offset: w.size + int64(len(w.buf)), Len: len(line)}
+	w.buf = append(append(w.buf, line...), '\n')
+	return at, nil
+}
+
+// rotate makes sure that there is a file with room for n more bytes.
+func (w *Writer) rotate(n int) error {
+	if w.f != nil && w.size+int64(len(w.buf)+n) <= w.o.MaxBytes && w.o.Now().Sub(w.since) < w.o.MaxAge {
+		return nil
+	}
+	if w.f != nil {
+		if w.size == 0 && len(w.buf) == 0 {
+			return nil // one line alone is larger than the limit
+		}
+		if err := w.Flush(); err != nil {
+			return nil // the disk is in trouble: the lines stay together and wait
+		}
+		w.f.Close()
+		w.f = nil
+	}
+	for {
+		path := filepath.Join(w.o.Dir, fmt.Sprintf("%s-%05d%s", w.stem, w.part, w.o.Suffix))
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+		w.part++
+		switch {
+		case errors.Is(err, os.ErrExist):
+			continue
+		case err != nil:
+			return fmt.Errorf("open file of lines: %w", err)
+		}
+		// The lock tells Repair of another process that this file is being written.
+		syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		w.f, w.path, w.size, w.since = f, path, 0, w.o.Now()
+		return nil
+	}
+}
+
+// Flush writes the waiting lines. After an error they still wait, and the file holds whole lines only.
+func (w *Writer) Flush() error {
+	if len(w.buf) == 0 {
+		return nil
+	}
+	n, err := w.f.WriteAt(w.buf, w.size)
+	if err != nil {
+		if n > 0 {
+			w.f.Truncate(w.size)
+		}
+		return fmt.Errorf("write %s: %w", w.path, err)
+	}
+	w.size += int64(n)
+	if w.buf = w.buf[:0]; cap(w.buf) > 4<<20 {
+		w.buf = nil
+	}
+	return nil
+}
+
+// Waiting is how many bytes wait for Flush.
+func (w *Writer) Waiting() int { return len(w.buf) }
+
+// Close flushes and closes the file.
+func (w *Writer) Close() error {
+	err := w.Flush()
+	if w.f != nil {
+		w.f.Close()
+		w.f = nil
+	}
+	return err
+}
+
+// Repair cuts the torn last line off every file of PREFIX*SUFFIX in dir that no living process writes.
+func Repair(dir, prefix, suffix string, log *slog.Logger) error {
+	names, err := filepath.Glob(filepath.Join(dir, prefix+"-*"+suffix))
+	if err != nil {
+		return fmt.Errorf("list %s files: %w", prefix, err)
+	}
+	for _, name := range names {
+		if err := repair(name, log); err != nil {
+			log.Warn("file of lines could not be checked", "file", name, "error", err)
+		}
+	}
+	return nil
+}
+
+func repair(name string, log *slog.Logger) error {
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+		return nil
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	keep, err := wholeLines(f, info.Size())
+	if err != nil || keep == info.Size() {
+		return err
+	}
+	log.Warn("cut off the torn last line of a file", "file", name, "bytes", info.Size()-keep)
+	return f.Truncate(keep)
+}
+
+// wholeLines is the offset after the last newline.
+func wholeLines(f io.ReaderAt, size int64) (int64, error) {
+	buf := make([]byte, 64<<10)
+	for end := size; end > 0; {
+		from := max(0, end-int64(len(buf)))
+		b := buf[:end-from]
+		if _, err := f.ReadAt(b, from); err != nil && err != io.EOF {
+			return 0, err
+		}
+		if i := bytes.LastIndexByte(b, '\n'); i >= 0 {
+			return from + int64(i) + 1, nil
+		}
+		end = from
+	}
+	return 0, nil
+}

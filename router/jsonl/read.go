@@ -1,0 +1,82 @@
+package jsonl
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+)
+
+// MaxLine bounds one line when it is read: what is longer is reported and skipped.
+const MaxLine = 64 << 20
+
+// ErrLine is returned for a line that is too long or cut off.
+var ErrLine = errors.New("jsonl: bad line")
+
+// Read calls each with every line of a file, its number from 1 and its offset. The bytes are valid during the call. bad is
+// called for lines that are too long. The torn tail of an open file is no error and is left out. each may end the reading
+// with an error.
+func Read(path string, each func(line []byte, number int, offset int64) error, bad func(number int, err error)) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("open file of lines: %w", err)
+	}
+	defer f.Close()
+	r := bufio.NewReaderSize(f, 1<<20)
+	var long []byte
+	offset := int64(0)
+	for number := 1; ; number++ {
+		line, size, err := readLine(r, &long)
+		switch {
+		case err == io.EOF:
+			return nil
+		case errors.Is(err, ErrLine):
+			bad(number, err)
+		case err != nil:
+			return fmt.Errorf("read %s: %w", path, err)
+		case len(line) > 0:
+			if err := each(line, number, offset); err != nil {
+				return err
+			}
+		}
+		offset += size
+	}
+}
+
+// readLine returns the next line without its newline and the bytes that it took.
+func readLine(r *bufio.Reader, long *[]byte) (line []byte, size int64, err error) {
+	*long = (*long)[:0]
+	for {
+		part, err := r.ReadSlice('\n')
+		size += int64(len(part))
+		switch {
+		case err == nil && size > MaxLine:
+			return nil, size, fmt.Errorf("%w: %d bytes, at most %d", ErrLine, size, MaxLine)
+		case err == nil && len(*long) == 0:
+			return part[:len(part)-1], size, nil
+		case err == nil:
+			*long = append(*long, part[:len(part)-1]...)
+			return *long, size, nil
+		case err != bufio.ErrBufferFull:
+			return nil, size, err // io.EOF: what was read has no newline, so it is torn
+		}
+		if size <= MaxLine {
+			*long = append(*long, part...)
+		}
+	}
+}
+
+// At reads the line at a location.
+func At(l Location) ([]byte, error) {
+	f, err := os.Open(l.Path)
+	if err != nil {
+		return nil, fmt.Errorf("open file of lines: %w", err)
+	}
+	defer f.Close()
+	b := make([]byte, l.Len)
+	if _, err := f.ReadAt(b, l.Offset); err != nil {
+		return nil, fmt.Errorf("read %s at %d: %w", l.Path, l.Offset, err)
+	}
+	return b, nil
+}
