@@ -202,7 +202,8 @@ func order(d *driver) {
 func closeDrains(d *driver) {
 	s := d.newSeq(0, d.prompt(9, 28), 64, infer.Sampling{})
 	step := d.b.Submit(d.batch([]backend.Assign{s.assign()}, s.part(9)))
-	c := d.b.CopyOut([]backend.Region{d.region(s.blocks[0])}, make([]byte, d.bytes(d.region(s.blocks[0]))))
+	other := d.region(d.newSeq(1, nil, 1, infer.Sampling{}).blocks[0]) // not the block that the step writes
+	c := d.b.CopyOut([]backend.Region{other}, make([]byte, d.bytes(other)))
 	d.close()
 	for _, done := range []<-chan struct{}{step.Done(), c.Done()} {
 		select {

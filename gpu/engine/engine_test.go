@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -139,29 +137,46 @@ func TestCompanyAndPreemptionChangeNoText(t *testing.T) {
 		req.Sampling = samplings()[i%4]
 		reqs, want = append(reqs, req), append(want, alone.run(req).ids)
 	}
+	dev.KVBlocks, dev.Cost.Step = 40, 1e6
 	for _, cfg := range []Config{{}, {Overlap: true}, {Overlap: true, PrefixReuse: true, MaxBatchSize: 12, MaxNumTokens: 24}} {
-		dev.KVBlocks = 40
-		r := newRig(t, cfg, dev)
-		var wg sync.WaitGroup
-		preemptions := make([]int, len(reqs))
-		for i, req := range reqs {
-			wg.Go(func() {
-				res := r.run(req)
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, cfg, dev)
+			defer r.stop()
+			preemptions := 0
+			for i, res := range r.together(reqs) {
 				sameText(t, fmt.Sprintf("request %d, overlap %v", i, cfg.Overlap), res.ids, want[i])
-				preemptions[i] = res.done.Report.Preemptions
-				if n := len(res.toks[0].Top); n != req.Sampling.TopLogprobs {
-					t.Errorf("request %d: %d top logprobs, want %d", i, n, req.Sampling.TopLogprobs)
+				if n := len(res.toks[0].Top); n != reqs[i].Sampling.TopLogprobs {
+					t.Errorf("request %d: %d top logprobs, want %d", i, n, reqs[i].Sampling.TopLogprobs)
 				}
-				if rep := res.done.Report; rep.Preemptions > 0 && (rep.PreemptedNS <= 0 || len(rep.Chunks) < 2) {
+				rep := res.done.Report
+				preemptions += rep.Preemptions
+				if rep.Preemptions > 0 && (rep.PreemptedNS <= 0 || len(rep.Chunks) < 2) {
 					t.Errorf("request %d was preempted for %d ns, in %d chunks", i, rep.PreemptedNS, len(rep.Chunks))
 				}
-			})
-		}
-		wg.Wait()
-		if slices.Max(preemptions) == 0 {
-			t.Error("nothing was preempted: the test proves nothing")
-		}
+			}
+			if preemptions == 0 {
+				t.Error("nothing was preempted: the test proves nothing")
+			}
+		})
 	}
+}
+
+// together submits all requests at once and waits for all.
+func (r *rig) together(reqs []infer.Request) []result {
+	r.t.Helper()
+	var seqs []*Sequence
+	for _, req := range reqs {
+		s, err := r.Submit(req)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		seqs = append(seqs, s)
+	}
+	var results []result
+	for _, s := range seqs {
+		results = append(results, r.finish(s))
+	}
+	return results
 }
 
 func TestBadRequestsAreRefused(t *testing.T) {

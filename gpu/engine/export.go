@@ -40,7 +40,7 @@ func (x *Export) Tokens() int { return x.s.base }
 // after Release.
 func (x *Export) NextSpan(ctx context.Context) (infer.Span, error) {
 	for {
-		if span, err, ok := x.next(); ok {
+		if span, ok, err := x.next(); ok {
 			return span, err
 		}
 		select {
@@ -51,21 +51,21 @@ func (x *Export) NextSpan(ctx context.Context) (infer.Span, error) {
 	}
 }
 
-func (x *Export) next() (infer.Span, error, bool) {
+func (x *Export) next() (span infer.Span, ok bool, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.released {
-		return infer.Span{}, ErrCancelled, true
+		return infer.Span{}, true, ErrCancelled
 	}
 	if x.end != nil && x.end != io.EOF {
-		return infer.Span{}, x.end, true
+		return infer.Span{}, true, x.end
 	}
 	if len(x.spans) > 0 {
-		span := x.spans[0]
+		span = x.spans[0]
 		x.spans = x.spans[1:]
-		return span, nil, true
+		return span, true, nil
 	}
-	return infer.Span{}, x.end, x.end != nil
+	return infer.Span{}, x.end != nil, x.end
 }
 
 // Read copies a span that NextSpan returned to dst, which has SpanBytes bytes: for each block of the span in token order
