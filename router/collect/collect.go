@@ -1,0 +1,237 @@
+// Package collect owns the way from phase records to lines on disk: it gathers the records of each request, has
+// router/timeline merge them, appends the line, and only then acknowledges the records to JetStream.
+//
+// One goroutine (Run) owns the requests and the files; everybody else sends to it. Redelivered records are recognised, a
+// record that comes after its line was written amends it, and memory is bounded: under a flood the oldest requests are
+// written as they are, and counted.
+package collect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"meridian.internal/router/jsonl"
+	"meridian.internal/router/timeline"
+	"meridian.internal/shared/bus"
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/phase"
+)
+
+// ErrBusy is returned by Add when the collector cannot take the record now. If there is a publisher, it comes by way of
+// the stream nevertheless.
+var ErrBusy = errors.New("collect: busy")
+
+// Options of a collector. Router and Dir are required.
+type Options struct {
+	Router    string                // name of this router: its subjects are consumed
+	Dir       string                // folder of the traces
+	Conn      *bus.Conn             // nil: only records given to Add
+	Publisher *bus.Publisher        // keeps the router's own records; nil: they live in memory only
+	Grace     time.Duration         // how long a line waits for records after its request ended; 0: 2 s
+	Orphan    time.Duration         // how long records wait for a router's record that nobody announced; 0: 60 s
+	Flush     time.Duration         // how long a merged line may wait for the disk; 0: 100 ms
+	MaxOpen   int                   // requests in memory; over it the oldest is written as it is. 0: 200,000
+	Recent    int                   // lines kept for Recent; 0: 1,000
+	Clocks    timeline.Clocks       // how stamps get onto this router's clock
+	OnLine    func(*timeline.Line)  // called by Run with every line that was written; must not block
+	Registry  prometheus.Registerer // nil: no metrics
+	Logger    *slog.Logger          // nil: slog.Default()
+	MaxBytes  int64                 // size at which files are rotated; 0: 256 MiB
+}
+
+// Collector merges. Its methods are safe for concurrent use.
+type Collector struct {
+	o       Options
+	log     *slog.Logger
+	in      chan message
+	lines   *jsonl.Writer
+	amends  *jsonl.Writer
+	metrics *metrics
+	recent  *recent
+
+	mu   sync.Mutex // guards live
+	live map[string]struct{}
+	// announced is set by the first Begin: then a request that is not live has no router any more.
+	announced bool
+
+	// What follows is owned by Run.
+	open    map[string]*request
+	order   queue // open requests by age
+	due     queue // requests with a deadline, in its order: every deadline is the same time away
+	written *ring
+	unacked []ack // of lines that are in the writers' memory
+	failing bool
+}
+
+// message is one input of Run.
+type message struct {
+	rec    *phase.Record
+	header phase.StepsHeader // of steps
+	steps  *infer.Steps
+	ack    ack // nil: nobody waits
+}
+
+// ack tells the stream that a record is safe, or (alive) that it is still wanted.
+type ack interface {
+	Ack() error
+	InProgress() error
+}
+
+// New opens the files and remembers what was written lately.
+func New(o Options) (*Collector, error) {
+	if o.Router == "" || o.Dir == "" {
+		return nil, fmt.Errorf("collect timelines: router name %q and traces folder %q must both be given", o.Router, o.Dir)
+	}
+	setDefaults(&o)
+	c := &Collector{
+		o: o, log: o.Logger, in: make(chan message, inputs), live: map[string]struct{}{}, open: map[string]*request{},
+		recent: newRecent(o.Recent), written: newRing(rememberLines),
+	}
+	var err error
+	if c.lines, err = jsonl.Open(c.fileOptions(".jsonl")); err != nil {
+		return nil, err
+	}
+	if c.amends, err = jsonl.Open(c.fileOptions(".amend.ndjson")); err != nil {
+		return nil, err
+	}
+	if err := c.remember(); err != nil {
+		return nil, err
+	}
+	c.metrics = newMetrics(c)
+	if o.Registry != nil {
+		if err := c.metrics.register(o.Registry); err != nil {
+			return nil, fmt.Errorf("register collector metrics: %w", err)
+		}
+	}
+	return c, nil
+}
+
+const (
+	inputs        = 4096
+	rememberLines = 100_000
+)
+
+func setDefaults(o *Options) {
+	if o.Grace == 0 {
+		o.Grace = 2 * time.Second
+	}
+	if o.Orphan == 0 {
+		o.Orphan = time.Minute
+	}
+	if o.Flush == 0 {
+		o.Flush = 100 * time.Millisecond
+	}
+	if o.MaxOpen == 0 {
+		o.MaxOpen = 200_000
+	}
+	if o.Recent == 0 {
+		o.Recent = 1000
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+}
+
+func (c *Collector) fileOptions(suffix string) jsonl.Options {
+	return jsonl.Options{Dir: c.o.Dir, Prefix: filePrefix, Suffix: suffix, MaxBytes: c.o.MaxBytes, Logger: c.log}
+}
+
+const filePrefix = "timeline"
+
+// Begin announces a request that this router works on: its records wait for the router's own, however long it takes.
+func (c *Collector) Begin(requestID string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.live[requestID] = struct{}{}
+	c.announced = true
+}
+
+// Add takes the router's own record of a request that has ended; call it before the last byte goes to the client. When it
+// returns, the record is in the publisher's spool (if there is one) and on its way to the merge.
+func (c *Collector) Add(rec *phase.Record) error {
+	c.mu.Lock()
+	delete(c.live, rec.RequestID)
+	c.mu.Unlock()
+	var err error
+	if c.o.Publisher != nil {
+		err = c.o.Publisher.Publish(rec)
+	}
+	select {
+	case c.in <- message{rec: rec}:
+	default:
+		c.metrics.busy.Inc()
+		err = errors.Join(err, ErrBusy)
+	}
+	return err
+}
+
+// isLive says whether the router still works on the request, and whether that can be known.
+func (c *Collector) isLive(id string) (live, known bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, live = c.live[id]
+	return live, c.announced
+}
+
+// Run consumes until ctx ends, then writes what is complete and closes the files. Records of unfinished requests stay in
+// the stream for the next process.
+func (c *Collector) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if c.o.Conn != nil {
+		wg.Go(func() { c.consume(ctx, c.o.Router) })
+	}
+	tick := time.NewTicker(c.o.Flush)
+	defer tick.Stop()
+	alive := time.NewTicker(keepAlive)
+	defer alive.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return c.finish()
+		case m := <-c.in:
+			c.take(m)
+		case <-tick.C:
+			c.expire(time.Now())
+			c.flush()
+		case <-alive.C:
+			c.keepAlive()
+		}
+	}
+}
+
+// finish takes what is in the channel already, writes it and closes.
+func (c *Collector) finish() error {
+	for {
+		select {
+		case m := <-c.in:
+			c.take(m)
+			continue
+		default:
+		}
+		break
+	}
+	for r := c.order.front(); r != nil; r = c.order.front() {
+		c.order.pop()
+		// Without a stream nobody would bring the records again: write what there is.
+		if c.o.Conn == nil && !r.done && r.router() {
+			c.write(r)
+		}
+	}
+	c.flush()
+	return errors.Join(c.lines.Close(), c.amends.Close())
+}
+
+// Estimator is the usual Clocks.Estimate: by epoch, as clocksync keeps them.
+func Estimator(byEpoch func(epoch string, localNS int64) (clock.Estimate, bool)) func(clock.ID, int64) (clock.Estimate, bool) {
+	return func(id clock.ID, ns int64) (clock.Estimate, bool) { return byEpoch(id.Epoch(), ns) }
+}

@@ -1,0 +1,110 @@
+package collect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"meridian.internal/shared/bus"
+	"meridian.internal/shared/phase"
+)
+
+const (
+	// ackWait is how long the stream waits before it brings an unacknowledged record again, also after the death of this
+	// process; keepAlive renews it while a record waits for its line.
+	ackWait   = 10 * time.Second
+	keepAlive = 4 * time.Second
+	pullBatch = 500
+	retryWait = 300 * time.Millisecond
+	// maxUnacked bounds what the stream brings before anything is acknowledged: the memory of pending records.
+	maxUnacked = 250_000
+)
+
+// consume brings the records meant for a router into Run, for ever.
+func (c *Collector) consume(ctx context.Context, router string) {
+	for ctx.Err() == nil {
+		err := c.consumeOnce(ctx, router)
+		if ctx.Err() != nil {
+			return
+		}
+		c.log.Debug("consuming phase records stopped; trying again", "error", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(retryWait):
+		}
+	}
+}
+
+func (c *Collector) consumeOnce(ctx context.Context, router string) error {
+	if err := c.o.Conn.Ready(ctx); err != nil {
+		return err
+	}
+	ask, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	cons, err := c.o.Conn.JetStream().CreateOrUpdateConsumer(ask, bus.StreamPhases, jetstream.ConsumerConfig{
+		Durable: "router-" + bus.Token(router), Description: "merges the records of router " + router,
+		FilterSubject: bus.RouterSubjects(router), AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxAckPending: maxUnacked,
+		DeliverPolicy: jetstream.DeliverAllPolicy,
+	})
+	if err != nil {
+		return fmt.Errorf("make consumer of router %s: %w", router, err)
+	}
+	iter, err := cons.Messages(jetstream.PullMaxMessages(pullBatch), jetstream.PullHeartbeat(2*time.Second), jetstream.PullExpiry(10*time.Second))
+	if err != nil {
+		return fmt.Errorf("pull records of router %s: %w", router, err)
+	}
+	stop := context.AfterFunc(ctx, iter.Stop)
+	defer stop()
+	defer iter.Stop()
+	for {
+		msg, err := iter.Next()
+		if errors.Is(err, jetstream.ErrNoHeartbeat) {
+			continue // the server is away; the iterator asks again
+		}
+		if err != nil {
+			return fmt.Errorf("pull records of router %s: %w", router, err)
+		}
+		if !c.deliver(ctx, msg) {
+			return ctx.Err()
+		}
+	}
+}
+
+// deliver parses a message here, off Run's goroutine. What cannot be read is never asked for again.
+func (c *Collector) deliver(ctx context.Context, msg jetstream.Msg) bool {
+	m := message{ack: msg}
+	var err error
+	if msg.Headers().Get(bus.HeaderKind) == bus.KindSteps {
+		m.header, m.steps, err = phase.ParseSteps(msg.Data())
+	} else {
+		m.rec, err = phase.Parse(msg.Data())
+	}
+	if err == nil && m.rec != nil && m.rec.RequestID == "" {
+		err = fmt.Errorf("%w: no request_id", phase.ErrBadRecord)
+	}
+	if err != nil {
+		c.metrics.bad.Inc()
+		c.log.Warn("record cannot be read", "subject", msg.Subject(), "error", err)
+		if err := msg.Term(); err != nil {
+			c.metrics.ackErrors.Inc()
+		}
+		return true
+	}
+	select {
+	case c.in <- m:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Adopt consumes the records of another router, one that is gone, until ctx ends. Who may adopt is decided by the caller
+// (one at a time: under a lease).
+func (c *Collector) Adopt(ctx context.Context, router string) {
+	if c.o.Conn != nil {
+		c.consume(ctx, router)
+	}
+}

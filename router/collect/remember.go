@@ -1,0 +1,68 @@
+package collect
+
+import (
+	"cmp"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"meridian.internal/router/jsonl"
+	"meridian.internal/router/timeline"
+)
+
+// rememberBytes is how much of the newest files is read at the start. It covers every line whose acknowledgements may
+// have been lost when the last process died: those of one flush, and of what other routers wrote meanwhile.
+const rememberBytes = 64 << 20
+
+var errEnough = errors.New("enough")
+
+// remember reads the newest lines, so that redelivered records find them written.
+func (c *Collector) remember() error {
+	type file struct {
+		path string
+		size int64
+		mod  int64
+	}
+	var files []file
+	for _, pattern := range []string{filePrefix + "-*.jsonl", filePrefix + "-*.amend.ndjson"} {
+		names, err := filepath.Glob(filepath.Join(c.o.Dir, pattern))
+		if err != nil {
+			return err
+		}
+		for _, n := range names {
+			if info, err := os.Stat(n); err == nil {
+				files = append(files, file{n, info.Size(), info.ModTime().UnixNano()})
+			}
+		}
+	}
+	slices.SortFunc(files, func(a, b file) int { return cmp.Compare(b.mod, a.mod) })
+	total := int64(0)
+	keep := 0
+	for keep < len(files) && total < rememberBytes {
+		total += files[keep].size
+		keep++
+	}
+	for _, f := range slices.Backward(files[:keep]) {
+		c.rememberFile(f.path, max(0, f.size-rememberBytes))
+	}
+	return nil
+}
+
+func (c *Collector) rememberFile(path string, from int64) {
+	err := jsonl.Read(path, func(b []byte, _ int, offset int64) error {
+		if offset < from {
+			return nil
+		}
+		l, err := timeline.Parse(b)
+		if err != nil {
+			return nil // bin/timeline check reports it; here it is no line of ours
+		}
+		c.written.remembered(l)
+		c.recent.add(l, slices.Clone(b), jsonl.Location{Path: path, Offset: offset, Len: len(b)})
+		return nil
+	}, func(int, error) {})
+	if err != nil && !errors.Is(err, errEnough) {
+		c.log.Warn("older timelines cannot be read", "file", path, "error", err)
+	}
+}

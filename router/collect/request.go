@@ -1,0 +1,115 @@
+package collect
+
+import (
+	"time"
+
+	"meridian.internal/router/timeline"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/phase"
+)
+
+// request is what is known of one request so far. It belongs to Run.
+type request struct {
+	id       string
+	parts    []timeline.Part
+	steps    map[timeline.Key]*stepParts
+	acks     []ack
+	deadline time.Time // zero: none
+	since    time.Time // of the last record
+	done     bool      // written
+}
+
+// stepParts gathers the step messages of one record.
+type stepParts struct {
+	parts []*infer.Steps // by number
+	have  int
+}
+
+// router says whether the router's own record is there.
+func (r *request) router() bool {
+	for i := range r.parts {
+		if r.parts[i].Record.Role == phase.Disagg {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *request) has(k timeline.Key) bool {
+	for i := range r.parts {
+		if timeline.KeyOf(r.parts[i].Record) == k {
+			return true
+		}
+	}
+	return false
+}
+
+// addSteps keeps a step message and, once all of a record are there, joins them to it.
+func (r *request) addSteps(k timeline.Key, h phase.StepsHeader, s *infer.Steps) {
+	if r.steps == nil {
+		r.steps = map[timeline.Key]*stepParts{}
+	}
+	sp := r.steps[k]
+	if sp == nil || len(sp.parts) != h.Parts {
+		sp = &stepParts{parts: make([]*infer.Steps, min(h.Parts, maxStepParts))}
+		r.steps[k] = sp
+	}
+	if h.Part < len(sp.parts) && sp.parts[h.Part] == nil {
+		sp.parts[h.Part] = s
+		sp.have++
+	}
+}
+
+// maxStepParts bounds what a step header may claim: 1,024 parts hold three million steps.
+const maxStepParts = 1024
+
+// joinSteps gives every record the steps that have all arrived.
+func (r *request) joinSteps() {
+	for i := range r.parts {
+		p := &r.parts[i]
+		if p.Record.StepMessages == 0 || p.Steps != nil {
+			continue
+		}
+		sp := r.steps[timeline.KeyOf(p.Record)]
+		if sp == nil || sp.have < p.Record.StepMessages || sp.have != len(sp.parts) {
+			continue
+		}
+		all := new(infer.Steps)
+		for _, s := range sp.parts {
+			all.Step = append(all.Step, s.Step...)
+			all.Iter = append(all.Iter, s.Iter...)
+			all.ForwardStartNS = append(all.ForwardStartNS, s.ForwardStartNS...)
+			all.ForwardEndNS = append(all.ForwardEndNS, s.ForwardEndNS...)
+			all.SampleEndNS = append(all.SampleEndNS, s.SampleEndNS...)
+			all.TokenNS = append(all.TokenNS, s.TokenNS...)
+			all.KVTokens = append(all.KVTokens, s.KVTokens...)
+			all.BatchSize = append(all.BatchSize, s.BatchSize...)
+			all.Truncated = s.Truncated
+		}
+		p.Steps = all
+	}
+}
+
+// queue is a first-in first-out queue of requests.
+type queue struct {
+	items []*request
+	head  int
+}
+
+func (q *queue) push(r *request) { q.items = append(q.items, r) }
+
+func (q *queue) front() *request {
+	if q.head == len(q.items) {
+		return nil
+	}
+	return q.items[q.head]
+}
+
+func (q *queue) pop() {
+	q.items[q.head] = nil
+	q.head++
+	if q.head > 1024 && q.head*2 > len(q.items) {
+		q.items = append(q.items[:0:0], q.items[q.head:]...)
+		q.head = 0
+	}
+}

@@ -1,0 +1,277 @@
+package collect
+
+import (
+	"errors"
+	"time"
+
+	"meridian.internal/router/jsonl"
+	"meridian.internal/router/timeline"
+)
+
+// take adds one message to its request, and writes the line if it was the last that was missing.
+func (c *Collector) take(m message) {
+	id, key := m.header.RequestID, timeline.Key{Role: m.header.Role, Node: m.header.Node, Sub: m.header.Sub, Attempt: m.header.Attempt}
+	if m.rec != nil {
+		id, key = m.rec.RequestID, timeline.KeyOf(m.rec)
+		if m.rec.Probe {
+			c.metrics.probes.Inc()
+			c.acknowledge(m.ack)
+			return
+		}
+	}
+	r := c.open[id]
+	if r == nil {
+		if w := c.written.find(id); w != nil {
+			c.late(w, m, key)
+			return
+		}
+		r = c.openRequest(id)
+	}
+	r.since = time.Now()
+	if m.ack != nil {
+		r.acks = append(r.acks, m.ack)
+	}
+	switch {
+	case m.rec == nil:
+		r.addSteps(key, m.header, m.steps)
+	case r.has(key):
+		c.metrics.duplicates.Inc() // its acknowledgement is sent with the others
+	default:
+		r.parts = append(r.parts, timeline.Part{Record: m.rec})
+	}
+	c.settle(r)
+}
+
+func (c *Collector) openRequest(id string) *request {
+	r := &request{id: id}
+	c.open[id] = r
+	c.order.push(r)
+	for len(c.open) > c.o.MaxOpen {
+		old := c.order.front()
+		c.order.pop()
+		if old.done {
+			continue
+		}
+		c.metrics.shed.Inc()
+		c.write(old)
+	}
+	return r
+}
+
+// settle writes a request that is complete, and gives one that has ended its time to wait for the rest.
+func (c *Collector) settle(r *request) {
+	r.joinSteps()
+	if r.router() && len(timeline.Missing(r.parts)) == 0 {
+		c.write(r)
+		return
+	}
+	if !r.deadline.IsZero() {
+		return
+	}
+	if live, known := c.isLive(r.id); r.router() || (known && !live) {
+		r.deadline = time.Now().Add(c.o.Grace)
+		c.due.push(r)
+	}
+}
+
+// expire writes the requests whose time is over.
+func (c *Collector) expire(now time.Time) {
+	for r := c.due.front(); r != nil && !r.deadline.After(now); r = c.due.front() {
+		c.due.pop()
+		if !r.done {
+			c.write(r)
+		}
+	}
+	// The oldest requests: written ones are let go, and orphans whose router is gone are written.
+	for r := c.order.front(); r != nil; r = c.order.front() {
+		if !r.done {
+			if live, _ := c.isLive(r.id); live || !r.deadline.IsZero() || now.Sub(r.since) < c.o.Orphan {
+				return
+			}
+			c.write(r)
+		}
+		c.order.pop()
+	}
+}
+
+// write merges the request and appends its line. Nothing is acknowledged before flush.
+func (c *Collector) write(r *request) {
+	delete(c.open, r.id)
+	r.done = true
+	defer func() { r.parts, r.steps, r.acks = nil, nil, nil }() // a queue may hold r for a while
+	if len(r.parts) == 0 {                                      // steps alone say nothing
+		c.unacked = append(c.unacked, r.acks...)
+		return
+	}
+	l := timeline.Merge(r.parts, c.o.Clocks)
+	if !c.emit(c.lines, l, r.acks) {
+		return
+	}
+	c.written.add(r.id, r.parts, l.Complete)
+	c.metrics.line(l)
+}
+
+// late handles a record whose line is written: a copy is acknowledged, something new amends the line.
+func (c *Collector) late(w *writtenLine, m message, key timeline.Key) {
+	if m.rec == nil || w.has(key) {
+		c.metrics.duplicates.Inc()
+		if m.ack != nil {
+			c.unacked = append(c.unacked, m.ack) // its line may still be in memory
+		}
+		return
+	}
+	w.keys = append(w.keys, key)
+	w.parts = append(w.parts, timeline.Part{Record: m.rec})
+	l := timeline.Merge(w.parts, c.o.Clocks)
+	l.Amends = true
+	var acks []ack
+	if m.ack != nil {
+		acks = append(acks, m.ack)
+	}
+	if c.emit(c.amends, l, acks) {
+		c.metrics.amended.Inc()
+	}
+	if l.Complete {
+		w.parts = nil
+	}
+}
+
+// emit appends a line to a file's memory and shows it to readers.
+func (c *Collector) emit(to *jsonl.Writer, l *timeline.Line, acks []ack) bool {
+	line := timeline.Append(nil, l)
+	at, err := to.Append(line)
+	if errors.Is(err, jsonl.ErrFull) {
+		c.flush()
+		at, err = to.Append(line)
+	}
+	if err != nil {
+		// Not acknowledged: the stream brings the records again when the disk has recovered.
+		c.metrics.writeErrors.Inc()
+		c.complain(err)
+		return false
+	}
+	c.unacked = append(c.unacked, acks...)
+	c.recent.add(l, line, at)
+	if c.o.OnLine != nil {
+		c.o.OnLine(l)
+	}
+	if to.Waiting() > flushBytes {
+		c.flush()
+	}
+	return true
+}
+
+const flushBytes = 256 << 10
+
+// flush writes the waiting lines, then acknowledges their records: in this order, or a crash would lose them.
+func (c *Collector) flush() {
+	if err := errors.Join(c.lines.Flush(), c.amends.Flush()); err != nil {
+		c.metrics.writeErrors.Inc()
+		c.complain(err)
+		return
+	}
+	if c.failing {
+		c.failing = false
+		c.log.Info("timelines are written again")
+	}
+	for i, a := range c.unacked {
+		c.acknowledge(a)
+		c.unacked[i] = nil
+	}
+	c.unacked = c.unacked[:0]
+}
+
+// complain logs the first error of a row.
+func (c *Collector) complain(err error) {
+	if !c.failing {
+		c.failing = true
+		c.log.Error("timelines cannot be written; they wait", "error", err)
+	}
+}
+
+func (c *Collector) acknowledge(a ack) {
+	if a == nil {
+		return
+	}
+	if err := a.Ack(); err != nil {
+		c.metrics.ackErrors.Inc() // it comes again and is recognised
+	}
+}
+
+// keepAlive asks the stream not to bring again what is still waiting here.
+func (c *Collector) keepAlive() {
+	for _, r := range c.open {
+		for _, a := range r.acks {
+			a.InProgress()
+		}
+	}
+	for _, a := range c.unacked {
+		if a != nil {
+			a.InProgress()
+		}
+	}
+}
+
+// Records of a line that was written: enough to recognise copies, and for an incomplete one to merge again.
+type writtenLine struct {
+	id    string
+	keys  []timeline.Key
+	parts []timeline.Part // nil once complete
+}
+
+func (w *writtenLine) has(k timeline.Key) bool {
+	for _, x := range w.keys {
+		if x == k {
+			return true
+		}
+	}
+	return false
+}
+
+// ring remembers the last lines.
+type ring struct {
+	byID map[string]*writtenLine
+	list []*writtenLine
+	next int
+}
+
+func newRing(n int) *ring {
+	return &ring{byID: map[string]*writtenLine{}, list: make([]*writtenLine, n)}
+}
+
+func (g *ring) find(id string) *writtenLine { return g.byID[id] }
+
+func (g *ring) add(id string, parts []timeline.Part, complete bool) *writtenLine {
+	w := &writtenLine{id: id}
+	for _, p := range parts {
+		w.keys = append(w.keys, timeline.KeyOf(p.Record))
+	}
+	if !complete {
+		w.parts = parts
+	}
+	g.put(w)
+	return w
+}
+
+func (g *ring) put(w *writtenLine) {
+	if old := g.list[g.next]; old != nil && g.byID[old.id] == old {
+		delete(g.byID, old.id)
+	}
+	g.list[g.next] = w
+	g.next = (g.next + 1) % len(g.list)
+	g.byID[w.id] = w
+}
+
+// remembered is a line found on disk at the start.
+func (g *ring) remembered(l *timeline.Line) {
+	w := &writtenLine{id: l.RequestID}
+	for _, p := range l.Phases {
+		w.keys = append(w.keys, timeline.Key{Role: p.Role, Node: p.Node, Sub: p.Sub, Attempt: p.Attempt})
+	}
+	if !l.Complete {
+		for i := range l.Phases {
+			w.parts = append(w.parts, timeline.Part{Record: l.Record(&l.Phases[i])})
+		}
+	}
+	g.put(w)
+}

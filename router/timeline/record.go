@@ -1,0 +1,103 @@
+package timeline
+
+import (
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/phase"
+)
+
+// Record turns a phase of l back into the record that it came from, as far as the line kept it: a record that comes late
+// is merged with those that are already written.
+func (l *Line) Record(p *Phase) *phase.Record {
+	r := &phase.Record{
+		Schema: phase.Schema, Role: p.Role, Node: p.Node, Instance: p.Clock.ID, Router: l.Router, RequestID: l.RequestID,
+		ClientRequestID: l.ClientRequestID, DisaggRequestID: p.Disagg, Sub: p.Sub, Attempt: p.Attempt, Traceparent: l.Traceparent,
+		Style: l.Style, Model: l.Model, Streamed: l.Streamed, Outcome: l.Outcome, FinishReason: l.FinishReason, Tokens: p.Tokens,
+		Clocks: []phase.Clock{{ID: p.Clock.ID, Kind: "mono"}}, PushedOffsetNS: p.PushedNS, KV: p.KV, Iters: p.Iters,
+		Preemptions: p.Preemptions, PreemptedNS: p.PreemptedNS, EnergyJ: p.EnergyJ,
+	}
+	if p.Role == phase.Disagg {
+		r.Decision, r.Error = l.Decision, l.Error
+	}
+	for _, a := range l.Attempts {
+		if a.Role == p.Role && a.Node == p.Node && a.Sub == p.Sub && a.Attempt == p.Attempt {
+			r.Outcome, r.Error = a.Outcome, a.Error
+		}
+	}
+	if c := p.Clock; c.OffsetNS != nil && c.BoundNS != nil {
+		r.Clocks[0].Estimate = &clock.Estimate{
+			Reference: l.Reference, Local: c.ID, OffsetNS: *c.OffsetNS, SkewPPB: c.SkewPPB, LowerNS: *c.OffsetNS - *c.BoundNS,
+			UpperNS: *c.OffsetNS + *c.BoundNS, AtNS: c.AtNS, State: c.State, Via: c.Via,
+		}
+	}
+	restore(r.Stamps.All(), p.Stamps)
+	if len(p.Transfer) > 0 || p.Peer != "" {
+		r.Transfer = l.transfer(p)
+	}
+	r.Chunks = l.chunks(p)
+	return r
+}
+
+func restore(fields [15]phase.Stamp, stamps []Stamp) {
+	for i := range stamps {
+		for _, f := range fields {
+			if f.Name == stamps[i].Name {
+				*f.NS = &stamps[i].Raw
+			}
+		}
+	}
+}
+
+func (l *Line) transfer(p *Phase) *phase.Transfer {
+	t := &phase.Transfer{Peer: p.Peer, Bytes: p.Bytes}
+	for i := range p.Transfer {
+		ns := &p.Transfer[i].Raw
+		switch p.Transfer[i].Name {
+		case "requested_ns":
+			t.RequestedNS = ns
+		case "start_ns":
+			t.StartNS = ns
+		case "last_byte_ns":
+			t.LastByteNS = ns
+		case "installed_ns":
+			t.InstalledNS = ns
+		}
+	}
+	if h := l.Handover; h != nil && p.Role == phase.Gen {
+		t.Frames, t.Tokens, t.TokensHeld, t.WireNS, t.InstallNS = h.Frames, h.Tokens, h.TokensHeld, h.WireNS, h.InstallNS
+	}
+	return t
+}
+
+// chunks come back on the phase's own clock: the offset is taken off again.
+func (l *Line) chunks(p *Phase) []infer.Chunk {
+	c := p.Chunks
+	starts := c.Column("forward_start_ns")
+	out := make([]infer.Chunk, len(starts))
+	raw := func(name string, i int) int64 {
+		v := c.Column(name)
+		if i >= len(v) {
+			return 0
+		}
+		if p.Clock.OffsetNS == nil {
+			return v[i]
+		}
+		return v[i] + l.StartNS - *p.Clock.OffsetNS
+	}
+	plain := func(name string, i int) int64 {
+		if v := c.Column(name); i < len(v) {
+			return v[i]
+		}
+		return 0
+	}
+	for i := range out {
+		out[i] = infer.Chunk{
+			Iter: plain("iter", i), Tokens: int(plain("tokens", i)), KVTokens: int(plain("kv_tokens", i)), BatchSize: int(plain("batch_size", i)),
+			ForwardStartNS: raw("forward_start_ns", i), ForwardEndNS: raw("forward_end_ns", i), SampleEndNS: raw("sample_end_ns", i),
+		}
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return out
+}
