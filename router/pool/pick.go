@@ -46,8 +46,8 @@ func (p *Pool) Pick(a Ask) (*Choice, error) {
 	if a.Aggregated {
 		return p.pickOne(a, now, "aggregated was asked for")
 	}
-	ctxs := p.eligible(nil, node.RoleCtx, a.Model, a.ExcludeCtx)
-	gens := p.eligible(nil, node.RoleGen, a.Model, a.ExcludeGen)
+	ctxs := p.eligible(&p.scratch[0], node.RoleCtx, a.Model, a.ExcludeCtx)
+	gens := p.eligible(&p.scratch[1], node.RoleGen, a.Model, a.ExcludeGen)
 	gens = slices.DeleteFunc(gens, func(g *member) bool { return !anyPairs(ctxs, g) })
 	if len(gens) == 0 {
 		if a.Fallback {
@@ -70,10 +70,10 @@ func (p *Pool) Pick(a Ask) (*Choice, error) {
 // pickOne places an aggregated request: generation nodes first, since decode is most of its time.
 func (p *Pool) pickOne(a Ask, now int64, why string) (*Choice, error) {
 	role, policy := node.RoleGen, p.o.GenPolicy
-	list := p.eligible(nil, role, a.Model, a.ExcludeGen)
+	list := p.eligible(&p.scratch[1], role, a.Model, a.ExcludeGen)
 	if len(list) == 0 {
 		role, policy = node.RoleCtx, p.o.CtxPolicy
-		list = p.eligible(nil, role, a.Model, a.ExcludeGen)
+		list = p.eligible(&p.scratch[1], role, a.Model, a.ExcludeGen)
 	}
 	if len(list) == 0 {
 		return nil, p.whyNone(a)
@@ -92,7 +92,7 @@ func (p *Pool) pickOne(a Ask, now int64, why string) (*Choice, error) {
 func (p *Pool) PickGen(ctx *Lease, exclude []string) (*Lease, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	list := p.eligible(nil, node.RoleGen, ctx.Model.Name, exclude)
+	list := p.eligible(&p.scratch[1], node.RoleGen, ctx.Model.Name, exclude)
 	list = slices.DeleteFunc(list, func(g *member) bool { return !pairs(ctx.member, g) })
 	if len(list) == 0 {
 		return nil, fmt.Errorf("%w: no other generation node", ErrNone)
@@ -101,9 +101,10 @@ func (p *Pool) PickGen(ctx *Lease, exclude []string) (*Lease, error) {
 	return p.newLease(m, false, true, 0), nil
 }
 
-// eligible appends the members of a role that may serve the model. Suspects are used only when there is nobody else.
-func (p *Pool) eligible(dst []*member, role node.Role, model string, exclude []string) []*member {
-	suspects := 0
+// eligible lists the members of a role that may serve the model, in scratch, which is good until the next call with it.
+// Suspects are used only when there is nobody else.
+func (p *Pool) eligible(scratch *[]*member, role node.Role, model string, exclude []string) []*member {
+	dst, suspects := (*scratch)[:0], 0
 	for _, m := range p.byRole[role] {
 		if !m.usable() || slices.Contains(exclude, m.info.Name) {
 			continue
@@ -116,6 +117,7 @@ func (p *Pool) eligible(dst []*member, role node.Role, model string, exclude []s
 		}
 		dst = append(dst, m)
 	}
+	*scratch = dst
 	if suspects > 0 && suspects < len(dst) {
 		dst = slices.DeleteFunc(dst, func(m *member) bool { return m.suspectNS != 0 })
 	}
@@ -146,7 +148,8 @@ func anyPairs(ctxs []*member, g *member) bool {
 func (p *Pool) best(list []*member, role node.Role, policy string) (*member, []float64) {
 	turn := p.turn[role]
 	p.turn[role]++
-	scores := make([]float64, len(list))
+	scores := slices.Grow(p.scores[role][:0], len(list))[:len(list)]
+	p.scores[role] = scores
 	for i, m := range list {
 		scores[i] = m.score(role)
 	}
@@ -185,23 +188,39 @@ func (m *member) score(role node.Role) float64 {
 	return float64(legs) + kv
 }
 
+// candidates describes the best of list, best first.
 func candidates(list []*member, scores []float64, now int64) []phase.Candidate {
-	out := make([]phase.Candidate, 0, min(len(list), maxCandidates))
-	for i, m := range list {
-		if len(out) == maxCandidates {
-			break
+	var order [maxCandidates]int
+	n := 0
+	for i := range list {
+		at := n
+		for at > 0 && scores[i] < scores[order[at-1]] {
+			at--
 		}
-		c := phase.Candidate{Node: m.info.Name, Score: scores[i]}
-		if m.info.Load != nil {
-			c.Running, c.Waiting = m.info.Load.Running, m.info.Load.Waiting
+		if at == maxCandidates {
+			continue
 		}
-		if m.loadNS != 0 {
-			age := now - m.loadNS
-			c.LoadAgeNS = &age
-		}
-		out = append(out, c)
+		n = min(n+1, maxCandidates)
+		copy(order[at+1:n], order[at:n-1])
+		order[at] = i
+	}
+	out := make([]phase.Candidate, 0, n)
+	for _, i := range order[:n] {
+		out = append(out, describe(list[i], scores[i], now))
 	}
 	return out
+}
+
+func describe(m *member, score float64, now int64) phase.Candidate {
+	c := phase.Candidate{Node: m.info.Name, Score: score}
+	if m.info.Load != nil {
+		c.Running, c.Waiting = m.info.Load.Running, m.info.Load.Waiting
+	}
+	if m.loadNS != 0 {
+		age := now - m.loadNS
+		c.LoadAgeNS = &age
+	}
+	return c
 }
 
 // whyNone says what is missing.
@@ -227,8 +246,8 @@ func (p *Pool) Ready(aggregated, fallback bool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, model := range models {
-		ctxs := p.eligible(nil, node.RoleCtx, model.Name, nil)
-		gens := p.eligible(nil, node.RoleGen, model.Name, nil)
+		ctxs := p.eligible(&p.scratch[0], node.RoleCtx, model.Name, nil)
+		gens := p.eligible(&p.scratch[1], node.RoleGen, model.Name, nil)
 		if (aggregated || fallback) && len(ctxs)+len(gens) > 0 {
 			return nil
 		}

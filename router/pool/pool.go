@@ -56,6 +56,8 @@ type Pool struct {
 	members map[string]*member
 	byRole  map[node.Role][]*member // sorted by name; rebuilt when membership changes
 	turn    map[node.Role]int       // round robin
+	scratch [2][]*member            // of one Pick: candidates for ctx and for gen
+	scores  map[node.Role][]float64 // of one Pick
 }
 
 // member is one node. All fields are guarded by Pool.mu.
@@ -98,7 +100,7 @@ func New(o Options) (*Pool, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	p := &Pool{
-		o: o, members: map[string]*member{}, byRole: map[node.Role][]*member{}, turn: map[node.Role]int{},
+		o: o, members: map[string]*member{}, byRole: map[node.Role][]*member{}, turn: map[node.Role]int{}, scores: map[node.Role][]float64{},
 	}
 	for _, s := range o.Static {
 		if err := p.addStatic(s); err != nil {

@@ -1,0 +1,398 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/node"
+)
+
+type world struct {
+	*Pool
+	now atomic.Int64
+}
+
+func newWorld(t *testing.T, o Options) *world {
+	t.Helper()
+	w := &world{}
+	w.now.Store(1)
+	o.Now = w.now.Load
+	p, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Pool = p
+	return w
+}
+
+// reg is a registration in one line: role and name like "ctx0", checkpoint, load.
+func reg(name, hash string, load infer.Load) node.Info {
+	return node.Info{
+		Name: name, Role: node.Role(name[:3]), URL: "http://" + name, State: node.Ready, Seq: 1, ClockID: clock.MakeID(1, 1),
+		Model: &node.Model{Name: "m", Hash: hash}, Load: &load,
+	}
+}
+
+func (w *world) pick(t *testing.T, a Ask) *Choice {
+	t.Helper()
+	a.Model = "m"
+	c, err := w.Pick(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestRoundRobinTakesTurns(t *testing.T) {
+	w := newWorld(t, Options{CtxPolicy: RoundRobin, GenPolicy: RoundRobin})
+	for _, n := range []string{"ctx0", "ctx1", "gen0", "gen1", "gen2"} {
+		w.Put(reg(n, "h", infer.Load{}))
+	}
+	var got []string
+	for range 6 {
+		c := w.pick(t, Ask{})
+		got = append(got, c.Ctx.Name+c.Gen.Name)
+		c.Release()
+	}
+	want := []string{"ctx0gen0", "ctx1gen1", "ctx0gen2", "ctx1gen0", "ctx0gen1", "ctx1gen2"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestLeastLoaded(t *testing.T) {
+	cases := []struct {
+		name     string
+		nodes    []node.Info
+		ctx, gen string
+	}{
+		{"fewest waiting prompt tokens for ctx", []node.Info{
+			reg("ctx0", "h", infer.Load{WaitingTokens: 500}), reg("ctx1", "h", infer.Load{WaitingTokens: 10, Running: 50}), reg("gen0", "h", infer.Load{}),
+		}, "ctx1", "gen0"},
+		{"fewest sequences for gen", []node.Info{
+			reg("ctx0", "h", infer.Load{}), reg("gen0", "h", infer.Load{Running: 3, Waiting: 1}), reg("gen1", "h", infer.Load{Running: 3}),
+		}, "ctx0", "gen1"},
+		{"less KV in use breaks the tie", []node.Info{
+			reg("ctx0", "h", infer.Load{}), reg("gen0", "h", infer.Load{Running: 1, KVUsedBlocks: 9, KVMaxBlocks: 10}),
+			reg("gen1", "h", infer.Load{Running: 1, KVUsedBlocks: 1, KVMaxBlocks: 10}),
+		}, "ctx0", "gen1"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, Options{})
+			for _, n := range c.nodes {
+				w.Put(n)
+			}
+			got := w.pick(t, Ask{})
+			if got.Ctx.Name != c.ctx || got.Gen.Name != c.gen || got.Decision.Ctx != c.ctx || got.Decision.Gen != c.gen ||
+				len(got.Decision.Candidates) != len(c.nodes) || got.Decision.Candidates[0].LoadAgeNS == nil {
+				t.Errorf("got %+v", got.Decision)
+			}
+		})
+	}
+}
+
+func TestReservationsSpreadABurst(t *testing.T) {
+	w := newWorld(t, Options{})
+	for _, n := range []string{"ctx0", "ctx1", "gen0", "gen1"} {
+		w.Put(reg(n, "h", infer.Load{})) // the load reports know nothing of the burst yet
+	}
+	count := map[string]int{}
+	var all []*Choice
+	for range 10 {
+		c := w.pick(t, Ask{Tokens: 100})
+		count[c.Ctx.Name]++
+		count[c.Gen.Name]++
+		all = append(all, c)
+	}
+	for n, k := range count {
+		if k != 5 {
+			t.Errorf("%s got %d of 10", n, k)
+		}
+	}
+	for _, c := range all {
+		c.Ctx.PrefillDone()
+		c.Release()
+		c.Release() // counts once
+	}
+	for _, m := range w.members {
+		if m.ctx != (use{}) || m.gen != (use{}) || len(m.leases) != 0 {
+			t.Errorf("%s: %+v, %+v, %d leases are left", m.info.Name, m.ctx, m.gen, len(m.leases))
+		}
+	}
+}
+
+func TestOnlyPairsOfOneCheckpointAreChosen(t *testing.T) {
+	w := newWorld(t, Options{})
+	w.Put(reg("ctx0", "a", infer.Load{}))
+	w.Put(reg("ctx1", "b", infer.Load{}))
+	w.Put(reg("gen0", "b", infer.Load{Running: 90}))
+	w.Put(reg("gen1", "c", infer.Load{}))
+	w.PutForeign(node.RoleGen, "gen2", "http://f", "m")
+	for range 4 {
+		c := w.pick(t, Ask{Fallback: true})
+		if c.Ctx == nil || c.Ctx.Name != "ctx1" || c.Gen.Name != "gen0" {
+			t.Errorf("got %+v", c.Decision)
+		}
+		c.Release()
+	}
+	if _, err := w.Pick(Ask{Model: "m", ExcludeGen: []string{"gen0"}}); !errors.Is(err, ErrNone) {
+		t.Errorf("got %v", err)
+	}
+	one := w.pick(t, Ask{ExcludeGen: []string{"gen0"}, Fallback: true})
+	if one.Ctx != nil || one.Gen.Role != node.RoleGen {
+		t.Errorf("got %+v", one.Decision)
+	}
+}
+
+func TestNodesThatMayNotBeChosen(t *testing.T) {
+	change := func(f func(*node.Info)) node.Info {
+		i := reg("gen1", "h", infer.Load{})
+		f(&i)
+		return i
+	}
+	for name, i := range map[string]node.Info{
+		"starting": change(func(i *node.Info) { i.State = node.Starting }), "draining": change(func(i *node.Info) { i.State = node.Draining }),
+		"another model": change(func(i *node.Info) { i.Model.Name = "z" }), "a router": change(func(i *node.Info) { i.Role = node.RoleRouter }),
+	} {
+		w := newWorld(t, Options{GenPolicy: RoundRobin})
+		w.Put(reg("ctx0", "h", infer.Load{}))
+		w.Put(reg("gen0", "h", infer.Load{}))
+		w.Put(i)
+		for range 4 {
+			if c := w.pick(t, Ask{}); c.Gen.Name != "gen0" {
+				t.Errorf("%s: %s was chosen", name, c.Gen.Name)
+			}
+		}
+	}
+}
+
+func TestSuspectsAreTheLastChoice(t *testing.T) {
+	w := newWorld(t, Options{GenPolicy: RoundRobin})
+	for _, n := range []string{"ctx0", "gen0", "gen1"} {
+		w.Put(reg(n, "h", infer.Load{}))
+	}
+	c := w.pick(t, Ask{})
+	if c.Gen.Name != "gen0" {
+		t.Fatalf("got %s", c.Gen.Name)
+	}
+	c.Gen.Unreachable()
+	for range 4 {
+		if c := w.pick(t, Ask{}); c.Gen.Name != "gen1" {
+			t.Errorf("a suspect was chosen")
+		}
+	}
+	if c := w.pick(t, Ask{ExcludeGen: []string{"gen1"}}); c.Gen.Name != "gen0" {
+		t.Errorf("the last node was not chosen")
+	}
+	again := reg("gen0", "h", infer.Load{})
+	again.Seq = 2
+	w.Put(again)
+	seen := map[string]bool{w.pick(t, Ask{}).Gen.Name: true, w.pick(t, Ask{}).Gen.Name: true}
+	if !seen["gen0"] {
+		t.Error("a renewal did not clear the suspicion")
+	}
+}
+
+func TestALostNodeTellsItsLegs(t *testing.T) {
+	for name, lose := range map[string]func(w *world){
+		"it is lost":      func(w *world) { w.Apply(node.Event{Kind: node.Lost, Info: reg("gen0", "h", infer.Load{})}) },
+		"it left":         func(w *world) { w.Apply(node.Event{Kind: node.Left, Info: reg("gen0", "h", infer.Load{})}) },
+		"it is restarted": func(w *world) { i := reg("gen0", "h", infer.Load{}); i.ClockID = clock.MakeID(1, 2); w.Put(i) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, Options{})
+			w.Put(reg("ctx0", "h", infer.Load{}))
+			w.Put(reg("gen0", "h", infer.Load{}))
+			a, b, done := w.pick(t, Ask{}), w.pick(t, Ask{}), w.pick(t, Ask{})
+			var told []error
+			a.Gen.Watch(func(err error) { told = append(told, err); a.Release() })
+			stop := b.Gen.Watch(func(error) { t.Error("a watch that was stopped was called") })
+			stop()
+			done.Release()
+			done.Gen.Watch(func(error) { t.Error("a released lease was called") })
+			lose(w)
+			if len(told) != 1 || !errors.Is(told[0], ErrGone) || a.Ctx.Lost() != nil {
+				t.Errorf("told %v", told)
+			}
+			late := 0
+			b.Gen.Watch(func(error) { late++ })
+			if late != 1 {
+				t.Error("a watch that comes late is not called")
+			}
+		})
+	}
+}
+
+func TestOldRegistrationsAreIgnored(t *testing.T) {
+	w := newWorld(t, Options{})
+	i := reg("gen0", "h", infer.Load{Running: 5})
+	i.Seq = 9
+	w.Put(i)
+	old := reg("gen0", "h", infer.Load{Running: 1})
+	old.Seq = 8
+	w.Put(old)
+	if s := w.Snapshot(); s[0].Info.Load.Running != 5 {
+		t.Errorf("got %+v", s[0].Info.Load)
+	}
+}
+
+func TestReady(t *testing.T) {
+	w := newWorld(t, Options{})
+	if err := w.Ready(false, true); err == nil {
+		t.Error("ready without nodes")
+	}
+	w.Put(reg("ctx0", "h", infer.Load{}))
+	if w.Ready(false, true) != nil || w.Ready(true, false) != nil {
+		t.Error("one node can serve aggregated")
+	}
+	if err := w.Ready(false, false); err == nil || !strings.Contains(err.Error(), "0 of 0 gen") {
+		t.Errorf("got %v", err)
+	}
+	w.Put(reg("gen0", "h", infer.Load{}))
+	if err := w.Ready(false, false); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	for _, o := range []Options{
+		{CtxPolicy: "x"}, {GenPolicy: "x"}, {Static: []Static{{Role: node.RoleCtx, URL: "x"}}}, {Static: []Static{{Role: node.RoleRouter, URL: "http://h"}}},
+	} {
+		if _, err := New(o); err == nil {
+			t.Errorf("%+v was accepted", o)
+		}
+	}
+}
+
+// worker is a static worker whose answers a test changes.
+func worker(t *testing.T, info string) (url string, up *atomic.Bool) {
+	up = &atomic.Bool{}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case !up.Load():
+			w.WriteHeader(500)
+		case r.URL.Path == "/server_info":
+			fmt.Fprint(w, info)
+		case r.URL.Path == "/v1/models":
+			fmt.Fprint(w, `{"data":[{"id":"m"}]}`)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL, up
+}
+
+const ourInfo = `{"role":"ctx","model":{"name":"m","hash":"h","context_len":9},"load":{"running":3},"disaggregated_params":{"ctx_info_endpoint":["tcp://h:7"]}}`
+
+func TestStaticNodesComeAndGo(t *testing.T) {
+	ctxURL, ctxUp := worker(t, ourInfo)
+	w := newWorld(t, Options{Static: []Static{{Role: node.RoleCtx, URL: ctxURL + "/"}}})
+	round := func() {
+		for _, m := range w.due() {
+			w.check(t.Context(), m)
+		}
+		w.now.Add(int64(time.Second))
+	}
+	round()
+	if w.Ready(true, true) == nil {
+		t.Fatal("a node that is down is used")
+	}
+	ctxUp.Store(true)
+	round()
+	s := w.Snapshot()[0]
+	if s.Foreign || s.Info.KVAddr != "h:7" || s.Info.Model.Hash != "h" || s.Info.Load.Running != 3 || s.Info.State != node.Ready || s.Info.URL != ctxURL {
+		t.Fatalf("got %+v", s)
+	}
+	c := w.pick(t, Ask{Aggregated: true})
+	told := 0
+	c.Gen.Watch(func(error) { told++ })
+	ctxUp.Store(false)
+	round()
+	if told != 0 {
+		t.Error("one failed check made the node gone")
+	}
+	round()
+	if told != 1 || w.Ready(true, true) == nil {
+		t.Errorf("after %d failed checks: told %d times", maxFailures, told)
+	}
+	ctxUp.Store(true)
+	round()
+	if err := w.Ready(true, true); err != nil {
+		t.Errorf("it came back: %v", err)
+	}
+}
+
+func TestForeignStaticNodes(t *testing.T) {
+	url, up := worker(t, `{"disaggregated_params":{"ctx_dp_rank":0}}`)
+	up.Store(true)
+	w := newWorld(t, Options{Static: []Static{{Role: node.RoleGen, URL: url}}})
+	for _, m := range w.due() {
+		w.check(t.Context(), m)
+	}
+	if s := w.Snapshot()[0]; !s.Foreign || s.Info.Model.Name != "m" || s.Info.State != node.Ready {
+		t.Errorf("got %+v", s)
+	}
+	if hash, _ := w.Source("m"); hash != "" {
+		t.Errorf("a foreign worker is asked for its tokenizer")
+	}
+}
+
+func TestRegisteredNodesAreCheckedWhileTheBusIsDown(t *testing.T) {
+	up := true
+	w := newWorld(t, Options{BusUp: func() bool { return up }})
+	w.Put(reg("gen0", "h", infer.Load{}))
+	if n := len(w.due()); n != 0 {
+		t.Errorf("%d checks while the bus is up", n)
+	}
+	up = false
+	if n := len(w.due()); n != 1 {
+		t.Errorf("%d checks while the bus is down", n)
+	}
+	if n := len(w.due()); n != 0 {
+		t.Error("a check that runs is started again")
+	}
+}
+
+func TestTheDecisionNamesTheBestCandidates(t *testing.T) {
+	w := newWorld(t, Options{})
+	w.Put(reg("ctx0", "h", infer.Load{}))
+	for i := range 20 {
+		w.Put(reg(fmt.Sprintf("gen%02d", i), "h", infer.Load{Running: (i*7 + 3) % 20}))
+	}
+	c := w.pick(t, Ask{}).Decision.Candidates[1:]
+	if len(c) != maxCandidates {
+		t.Fatalf("%d candidates", len(c))
+	}
+	for i := range c {
+		if c[i].Score != float64(i) {
+			t.Errorf("candidate %d has score %v", i, c[i].Score)
+		}
+	}
+}
+
+func BenchmarkPick1000(b *testing.B) {
+	p, err := New(Options{Now: func() int64 { return 1 }})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for i := range 500 {
+		p.Put(reg(fmt.Sprintf("ctx%03d", i), "h", infer.Load{WaitingTokens: i * 7 % 100}))
+		p.Put(reg(fmt.Sprintf("gen%03d", i), "h", infer.Load{Running: i * 5 % 64}))
+	}
+	for b.Loop() {
+		c, err := p.Pick(Ask{Model: "m", Tokens: 2048})
+		if err != nil {
+			b.Fatal(err)
+		}
+		c.Release()
+	}
+}
