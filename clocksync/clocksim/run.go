@@ -9,9 +9,6 @@ import (
 	"meridian.internal/clocksync/estimate"
 )
 
-// joinBurst is how many exchanges a newcomer is asked for at once.
-const joinBurst = 16
-
 // run is one simulation under way.
 type run struct {
 	world
@@ -32,8 +29,8 @@ func Run(s Scenario) Result {
 	x.res.StepFoundBursts = -1
 	x.res.SkewErrPPB, x.res.SkewBoundPPB = map[time.Duration]float64{}, map[time.Duration]float64{}
 	t, end := 1e6, float64(s.Warm+s.Length)
-	for n := joinBurst; t < end; n = s.Burst {
-		t = x.burst(t, n)
+	for t < end {
+		t = x.burst(t, x.est.BurstSize(s.Burst))
 		every := s.Every
 		if every == 0 {
 			every = x.est.Interval()

@@ -49,8 +49,8 @@ func (s *segment) at(n int64) (Interval, bool) {
 		return Interval{}, false
 	}
 	p := (lo + up) / 2
-	if l, ok := s.lineFor(x); ok {
-		p = min(max(l.at(x), lo), up)
+	if g, ok := s.guess(x); ok {
+		p = min(max(g, lo), up)
 	}
 	return Interval{
 		OffsetNS: s.baseV + int64(math.Round(p)),
@@ -59,12 +59,13 @@ func (s *segment) at(n int64) (Interval, bool) {
 	}, true
 }
 
-// lineFor is the line to read the point estimate off: with bursts on both sides of x nothing is extrapolated.
-func (s *segment) lineFor(x float64) (line, bool) {
+// guess is the point estimate at x: with bursts on both sides of x nothing is extrapolated.
+func (s *segment) guess(x float64) (float64, bool) {
 	if n := len(s.points.mids); n > 0 && x < s.points.mids[n-1].x {
 		return s.points.around(x)
 	}
-	return s.points.newest()
+	l, ok := s.points.newest()
+	return l.at(x), ok
 }
 
 // Skew returns d(offset)/d(local) at n and how far it may be off, in ppb.
@@ -95,7 +96,7 @@ func (e *Estimator) Estimate(n int64) clock.Estimate {
 	r := clock.Estimate{Reference: e.ref, Local: e.local, AtNS: n, State: clock.Joining, RTTNS: e.rtt, Samples: e.stats.Exchanges}
 	iv, ok := e.At(n)
 	if !ok {
-		if e.newest != 0 {
+		if e.cur != nil {
 			r.State = clock.Void
 		}
 		return r
@@ -167,8 +168,8 @@ func (e *Estimator) Past(n int64) clock.Estimate {
 	return r
 }
 
-// Newest is the local time of the newest burst; 0: none.
-func (e *Estimator) Newest() int64 { return e.newest }
+// Newest is the local time of the newest burst. Not ok: there was none.
+func (e *Estimator) Newest() (n int64, ok bool) { return e.newest, e.cur != nil }
 
 // RTTNS is the least round trip of the newest burst.
 func (e *Estimator) RTTNS() int64 { return e.rtt }

@@ -186,8 +186,11 @@ func (e *Estimator) Add(b Burst) Verdict {
 	if best.ok {
 		now = max(best.loX, best.upX)
 		e.slew.add(b.Ref, b.Local)
+		first := e.cur == nil
 		e.absorb(best, now, &v)
-		e.newest = max(e.newest, now)
+		if first || now > e.newest {
+			e.newest = now
+		}
 	}
 	e.judge(v, now)
 	return v
@@ -241,15 +244,17 @@ func (e *Estimator) keepPossible(v *Verdict) {
 	e.cur = rest
 }
 
-// foretold holds the new bounds against the prediction made from all earlier ones.
+// foretold holds the new bounds, each at its own time, against the prediction made from all earlier ones.
 func (e *Estimator) foretold(b bestOf, v *Verdict) {
 	s := e.cur
-	x := s.x(max(b.loX, b.upX))
-	lo, up, ok := s.bounds(x)
-	if !ok || (s.v(b.lo) <= up && s.v(b.up) >= lo) {
+	xl, xu := s.x(b.loX), s.x(b.upX)
+	_, up, ok1 := s.bounds(xl)
+	lo, _, ok2 := s.bounds(xu)
+	if !ok1 || !ok2 || (s.v(b.lo) <= up && s.v(b.up) >= lo) {
 		return
 	}
-	clo, cup := s.cone(x)
+	_, cup := s.cone(xl)
+	clo, _ := s.cone(xu)
 	if s.v(b.lo) > cup || s.v(b.up) < clo {
 		v.Step = true
 		e.stats.Steps++
@@ -292,15 +297,16 @@ func (e *Estimator) Hint(x ntp.Exchange) bool {
 		return false
 	}
 	s := e.cur
-	lo, up, ok := s.bounds(s.x(x.T2))
-	if !ok || s.v(x.Lower()) > up || s.v(x.Upper()) < lo {
+	_, up, ok1 := s.bounds(s.x(x.T2))
+	lo, _, ok2 := s.bounds(s.x(x.T3))
+	if !ok1 || !ok2 || s.v(x.Lower()) > up || s.v(x.Upper()) < lo {
 		return false
 	}
 	// Only what improves is kept: most hints are wider than the probes.
-	if s.v(x.Lower()) > lo {
+	if lo, _, _ := s.bounds(s.x(x.T2)); s.v(x.Lower()) > lo {
 		s.lower(point{s.x(x.T2), s.v(x.Lower())})
 	}
-	if s.v(x.Upper()) < up {
+	if _, up, _ := s.bounds(s.x(x.T3)); s.v(x.Upper()) < up {
 		s.upper(point{s.x(x.T3), s.v(x.Upper())})
 	}
 	var v Verdict
@@ -308,7 +314,8 @@ func (e *Estimator) Hint(x ntp.Exchange) bool {
 	return !v.Infeasible
 }
 
-// Interval is when to probe next so that the bound grows by little: the closed form for E(h) <= (1+a)·w.
+// Interval is when to probe next so that the bound grows by little: the t for which E(t) = w + s·t + eta/2·t² reaches
+// (1+a)·w, with the half width s of the slopes that are possible now. Once the history is long, s is 2·sqrt(w·eta).
 func (e *Estimator) Interval() time.Duration {
 	if e.cur == nil || e.stats.Exchanges < int64(e.cfg.MinExchanges) || e.jailed || e.clean < cleanBursts {
 		return minInterval
@@ -317,7 +324,21 @@ func (e *Estimator) Interval() time.Duration {
 	for _, m := range e.cur.points.last(windows[0]) {
 		w = min(w, m.half)
 	}
-	a := min(max(5000/w, 0.1), 1)
-	t := time.Duration(math.Sqrt(w/e.lim.eta) * (math.Sqrt(4+2*a) - 2))
+	a := min(max(3000/w, 0.1), 1) // a tight bound may grow by a larger share
+	b1, b2 := e.cur.skew(e.cur.last)
+	s := (b2 - b1) / 2
+	t := time.Duration((math.Sqrt(s*s+2*e.lim.eta*a*w) - s) / e.lim.eta)
 	return min(max(t, minInterval), maxInterval)
+}
+
+// joinBurst is how many exchanges a newcomer is asked for at once.
+const joinBurst = 16
+
+// BurstSize is how many exchanges the next burst should have, where normal is usual: a newcomer and a clock that just
+// failed are asked more, until the history is long enough to carry the bound.
+func (e *Estimator) BurstSize(normal int) int {
+	if e.cur == nil || e.clean < cleanBursts {
+		return max(joinBurst, normal)
+	}
+	return normal
 }

@@ -76,28 +76,32 @@ func (r *liner) window() int {
 // newest is the line to extrapolate from.
 func (r *liner) newest() (line, bool) { return fit(r.last(r.window())) }
 
-// around is the line through the bursts on both sides of x: with hindsight nothing is extrapolated.
-func (r *liner) around(x float64) (line, bool) {
-	n := r.window()
+// around is the offset at x by a weighted parabola through the bursts on both sides: with hindsight nothing is
+// extrapolated, and a slow change of temperature bends the curve more than the noise of so many bursts.
+func (r *liner) around(x float64) (float64, bool) {
+	w := r.window()
+	n := w + 32
 	i, _ := slices.BinarySearchFunc(r.mids, x, func(m middle, x float64) int {
 		if m.x < x {
 			return -1
 		}
 		return 1
 	})
-	return fit(r.mids[max(0, i-n/2):min(len(r.mids), i+n/2)])
+	from := max(0, min(i-n/2, len(r.mids)-n)) // near the newest burst the window leans back and keeps its length
+	ms := r.mids[from:min(len(r.mids), from+n)]
+	if len(ms) < 8 || w < 32 {
+		// Few bursts, or a clock that bends so fast that short windows predict best.
+		from = max(0, i-w/2)
+		l, ok := fit(r.mids[from:min(len(r.mids), i+w/2)])
+		return l.at(x), ok
+	}
+	return parabola(ms, x)
 }
 
-// fit is a weighted least-squares line. The weight is chrony's (sourcestats.c): 1 at the least width, less the more a
-// burst was delayed, measured by how widths spread.
-func fit(ms []middle) (line, bool) {
-	switch len(ms) {
-	case 0:
-		return line{}, false
-	case 1, 2:
-		return best(ms), true
-	}
-	var buf [64]float64
+// weights is chrony's weight (sourcestats.c): 1 at the least width, less the more a burst was delayed, measured by how
+// the widths spread.
+func weights(ms []middle) func(middle) float64 {
+	var buf [128]float64
 	halves := buf[:0]
 	for _, m := range ms {
 		halves = append(halves, m.half)
@@ -105,12 +109,57 @@ func fit(ms []middle) (line, bool) {
 	slices.Sort(halves)
 	least := halves[0]
 	spread := min(max((halves[len(halves)/2]-least)/0.7, minHalf), max(least, minHalf))
+	return func(m middle) float64 {
+		w := 1 + (m.half-least)/spread
+		return 1 / (w * w)
+	}
+}
+
+// parabola is the value at x of the weighted least-squares parabola through ms.
+func parabola(ms []middle, x float64) (float64, bool) {
+	weight := weights(ms)
+	x0, y0 := ms[len(ms)/2].x, ms[len(ms)/2].y
+	scale := max(ms[len(ms)-1].x-ms[0].x, 1)
+	var s [5]float64 // sums of w·u^k
+	var t [3]float64 // sums of w·u^k·y
+	for _, m := range ms {
+		w, u, y := weight(m), (m.x-x0)/scale, m.y-y0
+		p := w
+		for k := range s {
+			s[k] += p
+			if k < len(t) {
+				t[k] += p * y
+			}
+			p *= u
+		}
+	}
+	det := s[0]*(s[2]*s[4]-s[3]*s[3]) - s[1]*(s[1]*s[4]-s[3]*s[2]) + s[2]*(s[1]*s[3]-s[2]*s[2])
+	if math.Abs(det) < 1e-12 {
+		l, ok := fit(ms)
+		return l.at(x), ok
+	}
+	// Cramer's rule.
+	a := t[0]*(s[2]*s[4]-s[3]*s[3]) - s[1]*(t[1]*s[4]-s[3]*t[2]) + s[2]*(t[1]*s[3]-s[2]*t[2])
+	b := s[0]*(t[1]*s[4]-t[2]*s[3]) - t[0]*(s[1]*s[4]-s[3]*s[2]) + s[2]*(s[1]*t[2]-t[1]*s[2])
+	c := s[0]*(s[2]*t[2]-s[3]*t[1]) - s[1]*(s[1]*t[2]-t[1]*s[2]) + t[0]*(s[1]*s[3]-s[2]*s[2])
+	u := (x - x0) / scale
+	return y0 + (a+b*u+c*u*u)/det, true
+}
+
+// fit is a weighted least-squares line.
+func fit(ms []middle) (line, bool) {
+	switch len(ms) {
+	case 0:
+		return line{}, false
+	case 1, 2:
+		return best(ms), true
+	}
+	weight := weights(ms)
 	x0 := ms[len(ms)-1].x
 	y0 := ms[len(ms)-1].y
 	var sw, sx, sy, sxx, sxy float64
 	for _, m := range ms {
-		w := 1 + (m.half-least)/spread
-		w = 1 / (w * w)
+		w := weight(m)
 		x, y := m.x-x0, m.y-y0
 		sw += w
 		sx += w * x

@@ -140,10 +140,10 @@ func (p *peer) step(ctx context.Context, pr *probe.Prober) time.Duration {
 func (p *peer) burstSize() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.lastAt == 0 {
+	if len(p.ests) == 0 || p.lastAt == 0 {
 		return joinBurst
 	}
-	return p.opts.Burst
+	return p.ests[len(p.ests)-1].BurstSize(p.opts.Burst)
 }
 
 // fail notes a burst without reply and returns when to try again.
