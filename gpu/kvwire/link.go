@@ -14,7 +14,7 @@ import (
 type Timing struct {
 	Ping      time.Duration // a side that has something pending is heard at least this often; default 250 ms
 	Lost      time.Duration // nothing heard for this long while something is pending: the peer is lost; default 1.5 s
-	Idle      time.Duration // a connection that nobody uses is closed; default 60 s
+	Idle      time.Duration // a connection that nobody uses is closed, so that a quiet node holds nothing; default 10 s
 	Handshake time.Duration // for dialling and the handshake; default 2 s
 }
 
@@ -26,7 +26,7 @@ func (t Timing) withDefaults() Timing {
 	}
 	set(&t.Ping, 250*time.Millisecond)
 	set(&t.Lost, 1500*time.Millisecond)
-	set(&t.Idle, time.Minute)
+	set(&t.Idle, 10*time.Second)
 	set(&t.Handshake, 2*time.Second)
 	return t
 }
