@@ -180,29 +180,42 @@ func (c *Collector) isLive(id string) (live, known bool) {
 	return live, c.announced
 }
 
-// Run consumes until ctx ends, then writes what is complete and closes the files. Records of unfinished requests stay in
-// the stream for the next process.
+// Run consumes until ctx ends, gives the requests that have ended the grace time to become complete, and closes the
+// files. Records of requests that have not ended stay in the stream for the next process.
 func (c *Collector) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	ctx, cancel := context.WithCancel(ctx)
+	consuming, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	if c.o.Conn != nil {
-		wg.Go(func() { c.consume(ctx, c.o.Router) })
+		wg.Go(func() { c.consume(consuming, c.o.Router) })
 	}
+	c.loop(ctx.Done(), nil)
+	stop := make(chan struct{})
+	last := time.AfterFunc(c.o.Grace+2*c.o.Flush, func() { close(stop) })
+	defer last.Stop()
+	c.loop(stop, func() bool { return len(c.in) == 0 && c.due.empty() })
+	return c.finish()
+}
+
+// loop handles messages and time until stop closes or, after a tick, enough says so.
+func (c *Collector) loop(stop <-chan struct{}, enough func() bool) {
 	tick := time.NewTicker(c.o.Flush)
 	defer tick.Stop()
 	alive := time.NewTicker(keepAlive)
 	defer alive.Stop()
 	for {
 		select {
-		case <-ctx.Done():
-			return c.finish()
+		case <-stop:
+			return
 		case m := <-c.in:
 			c.take(m)
 		case <-tick.C:
 			c.expire(time.Now())
 			c.flush()
+			if enough != nil && enough() {
+				return
+			}
 		case <-alive.C:
 			c.keepAlive()
 		}

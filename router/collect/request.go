@@ -105,6 +105,14 @@ func (q *queue) front() *request {
 	return q.items[q.head]
 }
 
+// empty says that every request in the queue is written; it lets those at the front go.
+func (q *queue) empty() bool {
+	for r := q.front(); r != nil && r.done; r = q.front() {
+		q.pop()
+	}
+	return q.front() == nil
+}
+
 func (q *queue) pop() {
 	q.items[q.head] = nil
 	q.head++

@@ -31,10 +31,7 @@ func KeyOf(r *phase.Record) Key { return Key{r.Role, r.Node, r.Sub, r.Attempt} }
 func Merge(parts []Part, c Clocks) *Line {
 	parts = sortParts(parts)
 	m := merger{line: &Line{Schema: Schema}, wall: c.Wall}
-	router := parts[0].Record
-	if router.Role != phase.Disagg {
-		router = nil
-	}
+	router := routerRecord(parts)
 	ref := c.Reference
 	if router != nil {
 		ref = router.Instance
@@ -44,13 +41,28 @@ func Merge(parts []Part, c Clocks) *Line {
 	}
 	m.line.Reference = ref
 	m.setOrigin()
-	m.fillHead(parts[0].Record, router)
+	head := router
+	if head == nil {
+		head = parts[0].Record
+	}
+	m.fillHead(head, router)
 	m.fillPhases()
 	m.line.Missing = Missing(parts)
 	m.line.Complete = router != nil && len(m.line.Missing) == 0
 	m.fillSpans(router)
 	m.fillViolations()
 	return m.line
+}
+
+// routerRecord is the router's own record, nil if it is not there. It tells of one sub-request and of its last attempt,
+// and lists the legs of all.
+func routerRecord(parts []Part) *phase.Record {
+	for _, p := range parts {
+		if p.Record.Role == phase.Disagg {
+			return p.Record
+		}
+	}
+	return nil
 }
 
 // merger holds the line while it is made.
@@ -106,23 +118,37 @@ func (m *merger) fillHead(first, router *phase.Record) {
 	for _, s := range m.sources {
 		r := s.Record
 		if r.Role == phase.Disagg {
+			m.unreported(r)
 			continue
 		}
 		l.Attempts = append(l.Attempts, Attempt{Role: r.Role, Node: r.Node, Sub: r.Sub, Attempt: r.Attempt, Outcome: r.Outcome, Error: r.Error})
 		if router == nil { // without the router's word: what the nodes did
 			l.Tokens.Prompt = max(l.Tokens.Prompt, r.Tokens.Prompt)
 			l.Tokens.Output += r.Tokens.Output
-		}
-		if r.Role == phase.Ctx || r.Style == styleAggregated {
-			l.Tokens.Cached += r.Tokens.Cached
+			if r.Role == phase.Ctx || r.Style == styleAggregated {
+				l.Tokens.Cached += r.Tokens.Cached
+			}
 		}
 	}
 	if router == nil {
 		l.Outcome = worstOutcome(m.sources)
 		return
 	}
-	l.Router, l.Decision = router.Node, router.Decision
-	l.Tokens.Prompt, l.Tokens.Output = router.Tokens.Prompt, router.Tokens.Output
+	l.Router, l.Decision, l.Tokens = router.Node, router.Decision, router.Tokens
+}
+
+// unreported adds the legs of a router's record that have no record of their node, with the outcome that the router saw.
+func (m *merger) unreported(r *phase.Record) {
+	for _, leg := range Legs(r) {
+		reported := slices.ContainsFunc(m.sources, func(s *source) bool { return isLeg(s.Record, leg) })
+		if !reported {
+			m.line.Attempts = append(m.line.Attempts, Attempt{Role: leg.Role, Node: leg.Node, Sub: leg.Sub, Attempt: leg.Attempt, Outcome: r.Outcome, Error: r.Error})
+		}
+	}
+}
+
+func isLeg(r *phase.Record, leg phase.Leg) bool {
+	return r.Role == leg.Role && r.Sub == leg.Sub && r.Attempt == leg.Attempt && (leg.Node == "" || r.Node == leg.Node)
 }
 
 func worstOutcome(sources []*source) phase.Outcome {
@@ -138,19 +164,13 @@ func worstOutcome(sources []*source) phase.Outcome {
 // Missing lists the records that must come and are not in parts.
 func Missing(parts []Part) []string {
 	var missing []string
-	router := slices.IndexFunc(parts, func(p Part) bool { return p.Record.Role == phase.Disagg })
-	if router < 0 {
+	router := routerRecord(parts)
+	if router == nil {
 		return []string{string(phase.Disagg)}
 	}
-	for _, leg := range Legs(parts[router].Record) {
-		if !leg.Records {
-			continue
-		}
-		there := slices.ContainsFunc(parts, func(p Part) bool {
-			r := p.Record
-			return r.Role == leg.Role && r.Sub == leg.Sub && r.Attempt == leg.Attempt && (leg.Node == "" || r.Node == leg.Node)
-		})
-		if !there {
+	for _, leg := range Legs(router) {
+		there := slices.ContainsFunc(parts, func(p Part) bool { return isLeg(p.Record, leg) })
+		if leg.Records && !there {
 			missing = append(missing, fmt.Sprintf("%s %s sub %d attempt %d", leg.Role, leg.Node, leg.Sub, leg.Attempt))
 		}
 	}

@@ -315,13 +315,36 @@ func TestEstimateThatIsUsed(t *testing.T) {
 
 func TestTheLastAttemptCountsAndTheTimeBeforeItIsRetry(t *testing.T) {
 	rs := ring()
-	failed := rec(phase.Gen, map[string]float64{"receive": 0.1, "end": 0.2})
-	failed.Node, failed.Outcome, failed.Error = "gen1", phase.Failed, &phase.Error{Stage: "gen", Type: "server_error", Message: "gone", Retryable: true}
-	rs[2].Attempt = 1
-	*rs[0].Stamps.PlacedNS -= 50_000
+	fault := &phase.Error{Stage: "gen", Type: "server_error", Message: "gone", Retryable: true}
+	for _, r := range rs {
+		r.Attempt = 1
+	}
+	rs[0].Legs = []phase.Leg{{Role: phase.Gen, Node: "gen1", Records: true}, {Role: phase.Ctx, Node: "ctx0", Attempt: 1, Records: true}, {Role: phase.Gen, Node: "gen0", Attempt: 1, Records: true}}
+	failed := rec(phase.Gen, map[string]float64{"receive": 0.52, "end": 0.57})
+	failed.Node, failed.Outcome, failed.Error = "gen1", phase.Failed, fault
 	l := Merge(parts(append(rs, failed)), clocks())
-	if !strings.Contains(shape(l), "retry 50;") || *l.UnaccountedNS != 0 || len(l.Attempts) != 3 {
-		t.Errorf("%s\nunaccounted %d, attempts %+v", shape(l), *l.UnaccountedNS, l.Attempts)
+	if !strings.Contains(shape(l), "router_receive 500;retry 100;gen_dispatch 300;") || *l.UnaccountedNS != 0 || l.Outcome != phase.Finished || !l.Complete {
+		t.Errorf("%s\nunaccounted %d, outcome %s, missing %q", shape(l), *l.UnaccountedNS, l.Outcome, l.Missing)
+	}
+	if l = Merge(parts(rs), clocks()); len(l.Attempts) != 3 || l.Attempts[0].Node != "gen1" || !slices.Equal(l.Missing, []string{"gen gen1 sub 0 attempt 0"}) {
+		t.Errorf("attempts %+v, missing %q", l.Attempts, l.Missing)
+	}
+}
+
+func TestARequestOfSeveralChoicesWaitsForTheLegsOfAll(t *testing.T) {
+	first, second := ring(), ring()[1:]
+	legs := []phase.Leg{{Role: phase.Ctx, Node: "ctx0", Records: true}, {Role: phase.Gen, Node: "gen0", Records: true}}
+	for i, r := range second {
+		r.Sub = 1
+		legs = append(legs, legs[i])
+		legs[i+2].Sub = 1
+	}
+	first[0].Legs = legs
+	if l := Merge(parts(first), clocks()); !slices.Equal(l.Missing, []string{"ctx ctx0 sub 1 attempt 0", "gen gen0 sub 1 attempt 0"}) {
+		t.Errorf("missing %q", l.Missing)
+	}
+	if l := Merge(parts(append(first, second...)), clocks()); !l.Complete || len(l.Attempts) != 4 || *l.UnaccountedNS != 0 || l.Tokens.Output != 12 {
+		t.Errorf("complete %v, attempts %d, tokens %+v", l.Complete, len(l.Attempts), l.Tokens)
 	}
 }
 

@@ -27,6 +27,7 @@ type condition int
 
 const (
 	always condition = iota
+	firstTry
 	retried
 	streamed
 	unstreamed
@@ -36,7 +37,8 @@ const (
 // head and tail are the router's own work, the same in every style.
 var head = []stage{
 	{name: "router_receive", from: "R.receive_ns", to: "R.parsed_ns"},
-	{name: "router_place", from: "R.parsed_ns", to: "R.placed_ns"},
+	{name: "router_place", from: "R.parsed_ns", to: "R.placed_ns", when: firstTry},
+	{name: "retry", from: "R.parsed_ns", to: "R.placed_ns", when: retried}, // earlier attempts, until the last one was placed
 }
 
 var tail = []stage{
@@ -49,7 +51,6 @@ var tail = []stage{
 // genFirst: the gen node admits the request before prefill is spent on it, and its headers release the context leg. The
 // hand-over hides behind prefill, so its span begins when the first token was sampled.
 var genFirst = []stage{
-	{name: "retry", from: "R.placed_ns", to: "R.gen_dispatch_ns", when: retried},
 	{name: "gen_leg", from: "R.gen_dispatch_ns", to: "R.gen_headers_ns", lack: "G"},
 	{name: "gen_dispatch", from: "R.gen_dispatch_ns", to: "G.receive_ns", need: "G"},
 	{name: "gen_parse", from: "G.receive_ns", to: "G.parsed_ns", need: "G"},
@@ -71,7 +72,6 @@ var genFirst = []stage{
 
 // ctxFirst: prefill, then the gen node fetches the KV.
 var ctxFirst = []stage{
-	{name: "retry", from: "R.placed_ns", to: "R.ctx_dispatch_ns", when: retried},
 	{name: "ctx_leg", from: "R.ctx_dispatch_ns", to: "R.ctx_done_ns", lack: "C"},
 	{name: "ctx_dispatch", from: "R.ctx_dispatch_ns", to: "C.receive_ns", need: "C"},
 	{name: "ctx_parse", from: "C.receive_ns", to: "C.parsed_ns", need: "C"},
@@ -93,7 +93,6 @@ var ctxFirst = []stage{
 
 // aggregated: one node does both.
 var aggregated = []stage{
-	{name: "retry", from: "R.placed_ns", to: "R.gen_dispatch_ns|R.ctx_dispatch_ns", when: retried},
 	{name: "leg", from: "R.gen_dispatch_ns|R.ctx_dispatch_ns", to: "R.first_token_ns", lack: "A"},
 	{name: "dispatch", from: "R.gen_dispatch_ns|R.ctx_dispatch_ns", to: "A.receive_ns", need: "A"},
 	{name: "parse", from: "A.receive_ns", to: "A.parsed_ns", need: "A"},
@@ -108,8 +107,7 @@ var aggregated = []stage{
 // chain is the work of one sub-request: the records whose stamps the spans are made of.
 type chain struct{ r, c, g, a *source }
 
-// newChain picks, for the sub-request of the router's record, the attempts that counted: the last that finished, else the
-// last.
+// newChain picks the records of the attempt that the router's record is about.
 func newChain(sources []*source, router *phase.Record) chain {
 	var ch chain
 	for _, s := range sources {
@@ -118,7 +116,10 @@ func newChain(sources []*source, router *phase.Record) chain {
 			ch.r = s
 			continue
 		}
-		if r.Sub != router.Sub || r.Role == phase.Disagg {
+		if r.Sub != router.Sub {
+			continue
+		}
+		if r.Role == phase.Disagg || r.Attempt != router.Attempt {
 			continue
 		}
 		to := &ch.c
@@ -128,9 +129,7 @@ func newChain(sources []*source, router *phase.Record) chain {
 		case r.Role == phase.Gen:
 			to = &ch.g
 		}
-		if old := *to; old == nil || r.Outcome == phase.Finished || old.Record.Outcome != phase.Finished {
-			*to = s
-		}
+		*to = s
 	}
 	return ch
 }
@@ -161,25 +160,16 @@ func (ch chain) holds(st stage) bool {
 	switch {
 	case !ch.aligned(st.need), st.lack != "" && ch.aligned(st.lack):
 		return false
+	case st.when == firstTry:
+		return ch.r.Record.Attempt == 0
 	case st.when == retried:
-		return ch.r.Record.Attempt > 0 || ch.attempts() > 0
+		return ch.r.Record.Attempt > 0
 	case st.when == streamed:
 		return ch.r.Record.Streamed
 	case st.when == unstreamed:
 		return !ch.r.Record.Streamed
 	}
 	return true
-}
-
-// attempts is the highest attempt number of the chain's legs.
-func (ch chain) attempts() int {
-	n := 0
-	for _, s := range []*source{ch.c, ch.g, ch.a} {
-		if s != nil {
-			n = max(n, s.Record.Attempt)
-		}
-	}
-	return n
 }
 
 // end is one end of a span.

@@ -116,7 +116,7 @@ func (d *daemon) openProxy(context.Context) (err error) {
 	d.proxy, err = proxy.New(proxy.Options{
 		Name: d.o.Name, Pool: d.pool, Client: d.client, Steady: d.steady, Schedule: d.o.Schedule,
 		Tokenizers: &proxy.Tokenizers{Pool: d.pool, Client: d.client, Build: proxy.BuildTokenizer},
-		Record:     d.lines.add, Timelines: d.lines.reader(), Estimate: d.clocks.Newest, Metrics: d.metrics, Logger: d.log,
+		Record:     d.lines.add, Begin: d.lines.collector.Begin, Timelines: d.lines.reader(), Estimate: d.clocks.Newest, Metrics: d.metrics, Logger: d.log,
 		MaxBody: d.o.MaxBody, Timeout: d.o.Timeout, ClientIdle: d.o.ClientIdle,
 	})
 	return err

@@ -2,16 +2,76 @@ package main
 
 import (
 	"context"
+	"errors"
+	"time"
 
+	"meridian.internal/router/collect"
 	"meridian.internal/router/proxy"
+	"meridian.internal/router/timeline"
+	"meridian.internal/shared/bus"
 	"meridian.internal/shared/phase"
 )
 
-// lines is where records become timelines.
-type lines struct{}
+// lines is where records become timelines: the router's own go through its publisher, so that they survive it, and to the
+// collector at once.
+type lines struct {
+	collector *collect.Collector
+	publisher *bus.Publisher // nil without NATS
+	d         *daemon
+}
 
-func (d *daemon) openLines(context.Context) error { d.lines = &lines{}; return nil }
+// flushTime bounds how long a closing router waits for NATS to take its last records; what is left stays in the spool.
+const flushTime = 2 * time.Second
 
-func (l *lines) add(*phase.Record)             {}
-func (l *lines) reader() proxy.Timelines       { return nil }
-func (l *lines) run(ctx context.Context) error { <-ctx.Done(); return nil }
+func (d *daemon) openLines(context.Context) (err error) {
+	l := &lines{d: d}
+	if d.conn != nil {
+		l.publisher, err = bus.NewPublisher(d.conn, bus.PublisherOptions{SpoolDir: d.o.spool(), Logger: d.log})
+		if err != nil {
+			return err
+		}
+		if err := l.publisher.Register(d.metrics); err != nil {
+			return errors.Join(err, l.close())
+		}
+	}
+	l.collector, err = collect.New(collect.Options{
+		Router: d.o.Name, Dir: d.o.Traces, Conn: d.conn, Publisher: l.publisher, Registry: d.metrics, Logger: d.log,
+		Clocks: timeline.Clocks{Reference: d.steady.ID(), Estimate: d.clocks.Estimate, Wall: d.wall},
+	})
+	if err != nil {
+		return errors.Join(err, l.close())
+	}
+	d.lines = l
+	return nil
+}
+
+// wall is UTC, as this machine knows it, when the steady clock showed ns.
+func (d *daemon) wall(ns int64) int64 {
+	return time.Now().UnixNano() - (d.steady.Now() - ns)
+}
+
+// add keeps one of the router's own records. Monitoring never fails a request: what is lost is counted.
+func (l *lines) add(rec *phase.Record) {
+	if err := l.collector.Add(rec); err != nil && !errors.Is(err, collect.ErrBusy) {
+		l.d.log.Warn("record lost", "request_id", rec.RequestID, "error", err)
+	}
+}
+
+func (l *lines) reader() proxy.Timelines { return l.collector }
+
+// run merges until ctx ends; then it waits for the records of the last requests, and lets go of the spool.
+func (l *lines) run(ctx context.Context) error {
+	return errors.Join(l.collector.Run(ctx), l.close())
+}
+
+func (l *lines) close() error {
+	if l.publisher == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), flushTime)
+	defer cancel()
+	if err := l.publisher.Close(ctx); err != nil {
+		l.d.log.Warn("records stay in the spool for the next start", "error", err)
+	}
+	return nil
+}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"meridian.internal/router/pool"
+	"meridian.internal/shared/bus"
 	"meridian.internal/shared/node"
 )
 
@@ -85,6 +86,9 @@ func (o *options) natsStore() string {
 	}
 	return filepath.Join(o.Traces, ".nats")
 }
+
+// spool is where the router's own records wait for NATS: beside the traces, which are on a volume.
+func (o *options) spool() string { return filepath.Join(o.Traces, ".spool", bus.Token(o.Name)) }
 
 // advertised is the host and the port that others reach this router at.
 func advertised(advertise, listening string) (host, port string, err error) {
