@@ -37,7 +37,7 @@ type Options struct {
 	Role       phase.Role
 	Model      Model
 	Tokenizer  *token.Tokenizer
-	Render     func(ctx context.Context, r *api.Request) (string, error) // chat to text; nil: chat without token ids is refused
+	Render     func(ctx context.Context, r *api.Request) (string, error) // chat to text; nil: by the model's chat template
 	Aggregated Runner
 	Context    Runner
 	Generation Runner
@@ -73,6 +73,11 @@ func New(o Options) (*Node, error) {
 	n.metrics = m
 	if n.server, err = tokenizerBody(o.Model); err != nil {
 		return nil, err
+	}
+	if o.Render == nil {
+		if n.o.Render, err = chatOf(o.Model); err != nil {
+			o.Logger.Warn("chat is refused: the chat template cannot be used", "model", o.Model.Name, "error", err)
+		}
 	}
 	return n, nil
 }

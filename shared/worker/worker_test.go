@@ -299,3 +299,37 @@ func TestTheOtherRoutesAnswer(t *testing.T) {
 		}
 	}
 }
+
+func TestChatIsRenderedByTheModelsTemplate(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		config, file   string
+		body, rendered string // "": refused
+	}{
+		{"the template of tokenizer_config.json", `{"chat_template":"{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"}`, "", `{"role":"user","content":"hi"}`, "<user>hi"},
+		{"a file of its own wins", `{"chat_template":"x"}`, "y{{ messages[0].content }}", `{"role":"user","content":"hi"}`, "yhi"},
+		{"a template that refuses", `{"chat_template":"{{ raise_exception('no') }}"}`, "", `{"role":"user","content":"hi"}`, ""},
+		{"no template", `{}`, "", `{"role":"user","content":"hi"}`, ""},
+	} {
+		f := newFake(t)
+		m := f.o.Model
+		m.ConfigJSON, m.ChatTemplate = []byte(c.config), nil
+		if c.file != "" {
+			m.ChatTemplate = []byte(c.file)
+		}
+		var err error
+		if f.o.Render, err = chatOf(m); err != nil {
+			t.Fatal(err)
+		}
+		status, body := f.post(t, "/v1/chat/completions", `{"model":"tiny","messages":[`+c.body+`]}`)
+		if c.rendered == "" {
+			if status != http.StatusBadRequest || !strings.Contains(body, `"messages"`) {
+				t.Errorf("%s: %d %s", c.name, status, body)
+			}
+			continue
+		}
+		if status != http.StatusOK || f.o.Tokenizer.Decode(f.legs[0].Request.Prompt, true) != c.rendered {
+			t.Errorf("%s: %d, the prompt is %v, want %q", c.name, status, f.legs, c.rendered)
+		}
+	}
+}
