@@ -23,6 +23,8 @@ type attempt struct {
 	stamps  phase.Stamps
 	failure *api.Error
 
+	ctxLeg    *phase.Leg // nil: not sent
+	genLeg    *phase.Leg
 	ctxAnswer *api.CtxAnswer // of the context leg
 	gen       *upstream.Response
 	genUsage  *api.Usage
@@ -39,7 +41,6 @@ func (b *sub) run(ctx context.Context) *api.Error {
 	var last *api.Error
 	for n := range maxAttempts {
 		a := &attempt{s: b.s, sub: b, n: n}
-		a.stamps.ReceiveNS, a.stamps.ParsedNS = &b.s.received, &b.s.parsed
 		if e := a.place(&tried); e != nil {
 			if last != nil {
 				return last // nobody else is there: what failed first says more
@@ -83,9 +84,6 @@ func (x *exclusions) add(a *attempt, stage string) bool {
 func (a *attempt) fail(e *api.Error) *api.Error {
 	if a.failure == nil {
 		a.failure = e
-	}
-	if a.stamps.EndNS == nil {
-		a.stamps.EndNS = a.now()
 	}
 	return e
 }

@@ -14,6 +14,7 @@ import (
 	"meridian.internal/router/pool"
 	"meridian.internal/router/upstream"
 	"meridian.internal/shared/api"
+	"meridian.internal/shared/phase"
 	"meridian.internal/shared/sse"
 )
 
@@ -25,7 +26,8 @@ const (
 // openGen sends the generation leg (or the only leg) and waits for its 200: the node has admitted the request.
 func (a *attempt) openGen(ctx context.Context, body []byte) *api.Error {
 	a.stamps.GenDispatchNS = a.now()
-	res, e := a.send(ctx, "gen", a.choice.Gen, body)
+	a.genLeg = a.leg(a.choice.Gen)
+	res, e := a.send(ctx, "gen", a.choice.Gen, body, a.genLeg)
 	if e != nil {
 		return e
 	}
@@ -42,7 +44,8 @@ func (a *attempt) openGen(ctx context.Context, body []byte) *api.Error {
 func (a *attempt) callCtx(ctx context.Context, body []byte) *api.Error {
 	defer a.choice.Ctx.Release()
 	a.stamps.CtxDispatchNS = a.now()
-	res, e := a.send(ctx, "ctx", a.choice.Ctx, body)
+	a.ctxLeg = a.leg(a.choice.Ctx)
+	res, e := a.send(ctx, "ctx", a.choice.Ctx, body, a.ctxLeg)
 	if e != nil {
 		return e
 	}
@@ -60,10 +63,18 @@ func (a *attempt) callCtx(ctx context.Context, body []byte) *api.Error {
 	return nil
 }
 
+// leg describes a leg for the record.
+func (a *attempt) leg(l *pool.Lease) *phase.Leg {
+	return &phase.Leg{Role: phase.Role(l.Role), Node: l.Name, Sub: a.sub.index, Attempt: a.n, Records: !l.Foreign}
+}
+
 // send posts a leg; a status other than 200 is an error in the node's own words.
-func (a *attempt) send(ctx context.Context, stage string, l *pool.Lease, body []byte) (*upstream.Response, *api.Error) {
+func (a *attempt) send(ctx context.Context, stage string, l *pool.Lease, body []byte, leg *phase.Leg) (*upstream.Response, *api.Error) {
 	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{URL: l.URL, Path: a.path(), Headers: a.headers(), Body: body})
 	if err != nil {
+		if errors.Is(err, upstream.ErrNotSent) {
+			leg.Records = false
+		}
 		return nil, a.broken(ctx, stage, l, err)
 	}
 	if res.Status == 200 {

@@ -48,6 +48,8 @@ type Options struct {
 	Steady     *clock.Steady
 	Schedule   string // auto, generation_first, context_first or aggregated
 	Tokenizers *Tokenizers
+	Begin      func(requestID string)                 // a request was accepted; its record will come
+	End        func(requestID string)                 // its record has come
 	Record     func(*phase.Record)                    // takes the router's own records; must not block
 	Timelines  Timelines                              // nil: no /timelines
 	Estimate   func(node.Info) (clock.Estimate, bool) // clock of a node against this router's; nil: none
@@ -83,6 +85,12 @@ func New(o Options) (*Proxy, error) {
 	}
 	if o.Pool == nil || o.Client == nil || o.Steady == nil || o.Name == "" {
 		return nil, fmt.Errorf("%w: name, pool, client and clock are needed", ErrOptions)
+	}
+	if o.Begin == nil {
+		o.Begin = func(string) {}
+	}
+	if o.End == nil {
+		o.End = func(string) {}
 	}
 	if o.Record == nil {
 		o.Record = func(*phase.Record) {}

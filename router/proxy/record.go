@@ -5,29 +5,58 @@ import (
 	"meridian.internal/shared/phase"
 )
 
-// record is what the router knows of an attempt, with raw stamps of its own clock.
-func (a *attempt) record() *phase.Record {
-	s, id := a.s, a.s.p.o.Steady.ID()
+// record is what the router knows of a request, with raw stamps of its own clock: those of the sub-request that failed, or
+// else of the first. It lists every leg that was sent.
+func (s *session) record(e *api.Error, end int64) *phase.Record {
+	id := s.p.o.Steady.ID()
+	u := s.usage()
 	r := &phase.Record{
 		Schema: phase.Schema, Role: phase.Disagg, Node: s.p.o.Name, Instance: id, Router: s.p.o.Name,
-		RequestID: s.id, ClientRequestID: s.clientID, DisaggRequestID: a.id, Sub: a.sub.index, Attempt: a.n,
-		Traceparent: s.trace, Style: a.style, Model: s.req.Model, Streamed: s.req.Stream,
-		Outcome: phase.Finished, FinishReason: a.finish, Stamps: a.stamps,
-		Clocks: []phase.Clock{{ID: id, Kind: "mono"}},
+		RequestID: s.id, ClientRequestID: s.clientID, Traceparent: s.trace, Style: s.p.o.Schedule, Model: s.req.Model,
+		Streamed: s.req.Stream, Outcome: phase.Finished, Clocks: []phase.Clock{{ID: id, Kind: "mono"}},
+		Tokens: phase.Tokens{Prompt: u.PromptTokens, Output: u.CompletionTokens}, Legs: s.legs(),
 	}
-	u := a.usage()
-	r.Tokens = phase.Tokens{Prompt: u.PromptTokens, Output: u.CompletionTokens}
 	if d := u.PromptTokensDetails; d != nil {
 		r.Tokens.Cached = d.CachedTokens
 	}
-	if a.choice != nil {
-		r.Decision = &a.choice.Decision
-	}
-	if e := a.failure; e != nil {
+	if e != nil {
 		r.Outcome = outcomeOf(e)
 		r.Error = &phase.Error{Stage: e.Stage, Type: e.Type, Message: e.Message, Retryable: e.Retryable}
 	}
+	if a := s.main(); a != nil {
+		r.DisaggRequestID, r.Sub, r.Attempt = a.id, a.sub.index, a.n
+		r.FinishReason, r.Stamps = a.finish, a.stamps
+		if a.choice != nil {
+			r.Decision, r.Style = &a.choice.Decision, a.style
+		}
+	}
+	r.Stamps.ReceiveNS, r.Stamps.ParsedNS, r.Stamps.EndNS = &s.received, &s.parsed, &end
 	return r
+}
+
+// main is the attempt that the record tells of.
+func (s *session) main() *attempt {
+	for _, b := range s.subs {
+		if a := b.last(); a != nil && a.failure != nil && a.failure.Type != api.TypeCancelled {
+			return a
+		}
+	}
+	return s.subs[0].last()
+}
+
+func (s *session) legs() []phase.Leg {
+	legs := []phase.Leg{}
+	for _, b := range s.subs {
+		for _, a := range b.tries {
+			if a.ctxLeg != nil {
+				legs = append(legs, *a.ctxLeg)
+			}
+			if a.genLeg != nil {
+				legs = append(legs, *a.genLeg)
+			}
+		}
+	}
+	return legs
 }
 
 func outcomeOf(e *api.Error) phase.Outcome {

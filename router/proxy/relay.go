@@ -121,11 +121,11 @@ func (a *attempt) flush() *api.Error {
 	if a.s.out == nil {
 		return nil
 	}
-	if err := a.s.out.flush(); err != nil {
-		return &api.Error{Code: statusClientGone, Type: api.TypeCancelled, Stage: "relay", Message: "the client took nothing for too long, or is gone"}
-	}
 	if a.stamps.FirstTokenSentNS == nil && a.stamps.FirstTokenNS != nil {
 		a.stamps.FirstTokenSentNS = a.now()
+	}
+	if err := a.s.out.flush(); err != nil {
+		return &api.Error{Code: statusClientGone, Type: api.TypeCancelled, Stage: "relay", Message: "the client took nothing for too long, or is gone"}
 	}
 	return nil
 }

@@ -62,10 +62,8 @@ func (p *Proxy) serve(c echo.Context, chat bool) error {
 	}
 	ctx, cancel := context.WithTimeout(c.Request().Context(), p.o.Timeout)
 	defer cancel()
-	e = s.run(ctx)
-	e = s.finish(e)
-	s.report(e)
-	if e != nil {
+	p.o.Begin(s.id)
+	if e = s.finish(s.run(ctx)); e != nil {
 		return e
 	}
 	return nil
@@ -184,82 +182,59 @@ func (s *session) run(ctx context.Context) *api.Error {
 	return first
 }
 
-// finish sends the end of the answer. It returns the error that is still to be sent as a status.
+// finish hands over the record, then sends the end of the answer: what a client saw end has its record. It returns the
+// error that is still to be sent as a status.
 func (s *session) finish(e *api.Error) *api.Error {
-	defer s.settle(&e)
+	defer s.settle()
+	end := s.p.o.Steady.Now()
 	if e != nil {
 		e.RequestID = s.publicID()
 	}
-	if s.out != nil {
-		if e == nil {
-			s.out.end(s)
-			return nil
-		}
-		if s.out.fail(e) {
-			return nil
-		}
-		return e
-	}
-	if e == nil {
+	s.p.o.Record(s.record(e, end))
+	s.p.o.End(s.id)
+	s.observe(e, end)
+	switch {
+	case s.out != nil && e == nil:
+		s.out.end(s)
+	case s.out != nil && s.out.fail(e):
+		return nil
+	case e == nil:
 		s.writeWhole()
 	}
 	return e
 }
 
 // settle runs after the last byte: it closes what the attempts hold.
-func (s *session) settle(e **api.Error) {
-	end := s.p.o.Steady.Now()
+func (s *session) settle() {
 	for _, b := range s.subs {
-		for i, a := range b.tries {
-			if i == len(b.tries)-1 && a.failure == nil {
-				a.stamps.EndNS = &end
-			}
+		for _, a := range b.tries {
 			a.settle()
 		}
 	}
 	_ = s.rc.SetWriteDeadline(time.Time{}) // the connection goes on to the client's next request
-	if *e == nil {
-		return
-	}
-	for _, b := range s.subs { // a choice that was complete when another failed did not reach the client as a whole
-		if n := len(b.tries); n > 0 && b.tries[n-1].failure == nil {
-			b.tries[n-1].failure = *e
-		}
-	}
 }
 
-// report counts the request and hands over its records.
-func (s *session) report(e *api.Error) {
-	failed := e
-	outcome, stage := phase.Finished, ""
-	for _, b := range s.subs {
-		for _, a := range b.tries {
-			s.p.o.Record(a.record())
-		}
-		if n := len(b.tries); n > 0 && failed == nil {
-			failed = b.tries[n-1].failure
-		}
-	}
-	if failed != nil {
-		outcome, stage = outcomeOf(failed), failed.Stage
-	}
-	s.p.met.ended(outcome, stage)
-	s.observe(outcome)
-}
-
-func (s *session) observe(outcome phase.Outcome) {
-	last := s.subs[0]
-	if outcome != phase.Finished || len(last.tries) == 0 {
+// observe counts the request.
+func (s *session) observe(e *api.Error, end int64) {
+	m := s.p.met
+	if e != nil {
+		m.ended(outcomeOf(e), e.Stage)
 		return
 	}
-	a := last.tries[len(last.tries)-1]
-	if t := a.stamps.FirstTokenNS; t != nil {
-		s.p.met.ttft.Observe(float64(*t-s.received) / 1e9)
+	m.ended(phase.Finished, "")
+	m.e2e.Observe(float64(end-s.received) / 1e9)
+	if a := s.subs[0].last(); a != nil && a.stamps.FirstTokenNS != nil {
+		m.ttft.Observe(float64(*a.stamps.FirstTokenNS-s.received) / 1e9)
 	}
-	if t := a.stamps.EndNS; t != nil {
-		s.p.met.e2e.Observe(float64(*t-s.received) / 1e9)
+	m.tokens.Add(float64(s.usage().CompletionTokens))
+}
+
+// last is the newest attempt; nil when there was none.
+func (b *sub) last() *attempt {
+	if len(b.tries) == 0 {
+		return nil
 	}
-	s.p.met.tokens.Add(float64(s.usage().CompletionTokens))
+	return b.tries[len(b.tries)-1]
 }
 
 // usage sums the sub-requests: each prompt once, with the numbers of its prefill; each token of each choice.
@@ -267,10 +242,11 @@ func (s *session) usage() api.Usage {
 	var u api.Usage
 	cached, known := 0, false
 	for _, b := range s.subs {
-		if len(b.tries) == 0 {
+		a := b.last()
+		if a == nil {
 			continue
 		}
-		one := b.tries[len(b.tries)-1].usage()
+		one := a.usage()
 		u.CompletionTokens += one.CompletionTokens
 		if !b.first {
 			continue

@@ -21,6 +21,8 @@ import (
 var (
 	// ErrProtocol is returned when an answer is no HTTP/1.1 that this client understands.
 	ErrProtocol = errors.New("upstream: malformed answer")
+	// ErrNotSent is returned when no byte of the request has left: the node could not be reached.
+	ErrNotSent = errors.New("upstream: not sent")
 	// ErrTarget is returned when a URL cannot be spoken to.
 	ErrTarget = errors.New("upstream: bad target")
 )
@@ -110,7 +112,7 @@ func (c *Client) Do(ctx context.Context, req *Request) (*Response, error) {
 		cn := c.take(u.Scheme + "://" + u.Host)
 		if cn == nil {
 			if cn, err = c.dial(ctx, u); err != nil {
-				return nil, fmt.Errorf("dial %s: %w", u.Host, withCause(ctx, err))
+				return nil, fmt.Errorf("%w: dial %s: %w", ErrNotSent, u.Host, withCause(ctx, err))
 			}
 		}
 		res, err := c.exchange(ctx, cn, *buf)
