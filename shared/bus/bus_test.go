@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -262,6 +263,14 @@ func TestBadListenAddressIsRefusedByName(t *testing.T) {
 		if _, err := StartEmbedded(EmbeddedOptions{Listen: listen, StoreDir: t.TempDir()}); err == nil || !strings.Contains(err.Error(), "listen address") {
 			t.Errorf("%q: %v", listen, err)
 		}
+	}
+}
+
+func TestAPortInUseIsRefusedAtOnce(t *testing.T) {
+	e := startServer(t, "127.0.0.1:0", t.TempDir())
+	t.Cleanup(e.Close)
+	if _, err := StartEmbedded(EmbeddedOptions{Listen: e.Addr().String(), StoreDir: t.TempDir(), Logger: quiet}); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("error %v, want address in use", err)
 	}
 }
 

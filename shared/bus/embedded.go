@@ -41,6 +41,10 @@ func StartEmbedded(o EmbeddedOptions) (*Embedded, error) {
 	}
 	if port == 0 {
 		port = server.RANDOM_PORT
+	} else if l, err := net.Listen("tcp", o.Listen); err != nil { // the server itself would only say "not ready"
+		return nil, fmt.Errorf("listen address of the embedded NATS server: %w", err)
+	} else {
+		l.Close()
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
