@@ -143,8 +143,46 @@ func BuildTokenizer(f TokenizerFile) (*Tokenizer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer of model %s: %w", f.Model, err)
 	}
-	return &Tokenizer{
+	t := &Tokenizer{
 		Hash: f.Hash, ContextLen: f.ContextLen, Vocab: f.Vocab,
 		Encode: func(text string) []int32 { return tok.Encode(text, true) },
-	}, nil
+	}
+	tpl, err := chatTemplate(f)
+	if err != nil {
+		return nil, fmt.Errorf("chat template of model %s: %w", f.Model, err)
+	}
+	if tpl == nil {
+		return t, nil
+	}
+	t.Chat = func(ctx context.Context, r *api.Request) ([]int32, error) {
+		text, err := tpl.Render(ctx, r.Messages, token.RenderOptions{
+			Tools: r.Tools, AddGenerationPrompt: true, Args: r.TemplateArgs, Now: time.Now(),
+		})
+		if err != nil {
+			return nil, err
+		}
+		return tok.Encode(text, false), nil // the template writes the special tokens
+	}
+	return t, nil
+}
+
+// chatTemplate is nil for a model without one: nodes refuse chat then.
+func chatTemplate(f TokenizerFile) (*token.Template, error) {
+	c := new(token.Config)
+	if len(f.Config) > 0 && string(f.Config) != "null" {
+		var err error
+		if c, err = token.ParseConfig(f.Config); err != nil {
+			return nil, err
+		}
+	}
+	if f.ChatTemplate != nil { // a file of its own wins
+		if c.ChatTemplates == nil {
+			c.ChatTemplates = map[string]string{}
+		}
+		c.ChatTemplates[token.DefaultTemplate] = *f.ChatTemplate
+	}
+	if len(c.ChatTemplates) == 0 {
+		return nil, nil
+	}
+	return token.NewTemplate(c)
 }
