@@ -51,6 +51,7 @@ func (d *Decoder) Generation(ctx context.Context, l *worker.Leg) (worker.Sequenc
 		return nil, err
 	}
 	if done := d.complete(l.Request, first); done != nil {
+		l.Taken = len(first)
 		l.Admitted()
 		l.Flush()
 		return &given{tokens: d.stamped(first), done: done}, nil // nothing is left to decode: no KV is needed
@@ -191,6 +192,7 @@ func (g *leg) fetch(ctx context.Context) error {
 	if len(g.first) > 0 { // the leg's own words win: the client may have seen them already
 		first = g.first
 	}
+	g.l.Taken = len(first)
 	g.wire.Close()
 	g.wire = nil
 	if t.FinishedHere {

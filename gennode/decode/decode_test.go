@@ -47,7 +47,7 @@ func TestTheTextIsTheSameInEveryStyle(t *testing.T) {
 				}
 				if want == nil {
 					want = got
-					if l.Transfer == nil || l.Transfer.Bytes == 0 || l.Transfer.Tokens != n || l.Transfer.Peer != "ctx0" {
+					if l.Transfer == nil || l.Transfer.Bytes == 0 || l.Transfer.Tokens != n || l.Transfer.Peer != "ctx0" || l.Taken != 1 {
 						t.Errorf("%s %d tokens: transfer %+v", c.device, n, l.Transfer)
 					}
 				}

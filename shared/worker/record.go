@@ -42,7 +42,7 @@ func (a *attempt) fill() {
 	s := &rec.Stamps
 	s.AdmittedNS, s.HeadersSentNS = stamp(a.leg.admitted), stamp(a.leg.flushed)
 	s.FirstTokenNS, s.LastTokenNS, s.FirstTokenSentNS = stamp(a.firstNS), stamp(a.lastNS), stamp(a.sentNS)
-	rec.Tokens = phase.Tokens{Prompt: len(a.leg.Request.Prompt), Output: a.tokens}
+	rec.Tokens = phase.Tokens{Prompt: len(a.leg.Request.Prompt), Output: max(0, a.tokens-a.leg.Taken)}
 	if a.done != nil {
 		a.fillReport(a.done.Report)
 	}
