@@ -204,10 +204,10 @@ func (k *call) relay(ctx context.Context, s *streamer, a *attempt) *api.Error {
 		if last {
 			c.Finish, c.StopReason, c.Disagg = a.finish, a.stop, a.leg.Answer
 		}
-		s.send(func(dst []byte) []byte { return k.head.AppendChunk(dst, c) })
-		if a.sentNS == 0 && len(p.ids) > 0 {
+		if a.sentNS == 0 && len(p.ids) > 0 { // before the write: the router must not read it earlier than this
 			a.sentNS = k.n.o.Steady.Now()
 		}
+		s.send(func(dst []byte) []byte { return k.head.AppendChunk(dst, c) })
 		first = false
 		if last {
 			return nil
