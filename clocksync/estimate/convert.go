@@ -52,6 +52,8 @@ func (s *segment) at(n int64) (Interval, bool) {
 	if g, ok := s.guess(x); ok {
 		p = min(max(g, lo), up)
 	}
+	add, err := s.back(n, p)
+	lo, p, up = lo+add-err, p+add, up+add+err
 	return Interval{
 		OffsetNS: s.baseV + int64(math.Round(p)),
 		LowerNS:  s.baseV + int64(math.Floor(lo)) - 1,
@@ -78,7 +80,13 @@ func (e *Estimator) Skew(n int64) (ppb, errPPB int64) {
 	if l, ok := e.cur.points.newest(); ok {
 		b = min(max(l.b, b1), b2)
 	}
-	return int64(math.Round(b * 1e9)), int64(math.Ceil(max(b2-b, b-b1)*1e9)) + 1
+	half := max(b2-b, b-b1)
+	if e.cur.raw != nil {
+		rr, er := e.slew.ref.rate()
+		rn, en := e.slew.local.rate()
+		b, half = b+rn-rr, half+er+en
+	}
+	return int64(math.Round(b * 1e9)), int64(math.Ceil(half*1e9)) + 1
 }
 
 // Duration is how long n1 to n2 lasted on the reference clock, for two stamps of the local clock, and how far that may be
@@ -116,7 +124,7 @@ const preStart = 60e9
 
 // validFrom is where the current segment begins: an earlier stamp belongs to the time before a step.
 func (e *Estimator) validFrom() int64 {
-	from := e.cur.baseX + int64(e.cur.first)
+	from := e.cur.when(e.cur.first)
 	if len(e.closed) == 0 {
 		return from - preStart
 	}
@@ -150,7 +158,9 @@ func (e *Estimator) LocalAt(ref int64) int64 {
 	n := ref - e.cur.baseV
 	l, ok := e.cur.points.newest()
 	for i := 0; ok && i < 3; i++ {
-		n = ref - e.cur.baseV - int64(l.at(e.cur.x(n)))
+		v := l.at(e.cur.x(n))
+		add, _ := e.cur.back(n, v)
+		n = ref - e.cur.baseV - int64(v+add)
 	}
 	return n
 }

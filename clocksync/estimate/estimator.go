@@ -68,6 +68,8 @@ func (v Verdict) Bad() bool { return v.Impossible > 0 || v.Step || v.Violation |
 // Stats count over the life of an estimator.
 type Stats struct {
 	Bursts, Exchanges, Impossible, Steps, Violations, Infeasible int64
+	SlewChanges                                                  int64
+	Raw                                                          bool // the raw clocks are compared, since NTP slews
 	EtaPPMPerS                                                   float64
 	Constraints                                                  int // bounds on the hulls
 }
@@ -108,6 +110,7 @@ func (e *Estimator) Stats() Stats {
 	s.EtaPPMPerS = e.lim.eta * 1e15
 	if e.cur != nil {
 		s.Constraints = len(e.cur.lo.hull) + len(e.cur.up.hull)
+		s.Raw = e.cur.raw != nil
 	}
 	return s
 }
@@ -118,6 +121,7 @@ func (e *Estimator) Restarted(local clock.ID) {
 		return
 	}
 	e.local = local
+	e.slew.local.restart()
 	for _, s := range append(e.closed, e.cur) {
 		if s != nil {
 			s.widen(instanceSlackNS)
@@ -185,7 +189,7 @@ func (e *Estimator) Add(b Burst) Verdict {
 	}
 	if best.ok {
 		now = max(best.loX, best.upX)
-		e.slew.add(b.Ref, b.Local)
+		e.followSlew(b, now)
 		first := e.cur == nil
 		e.absorb(best, now, &v)
 		if first || now > e.newest {
@@ -194,6 +198,44 @@ func (e *Estimator) Add(b Burst) Verdict {
 	}
 	e.judge(v, now)
 	return v
+}
+
+// in gives the two bounds in the coordinates of a segment, widened by what the mapping may err.
+func (b *bestOf) in(s *segment) (lo, up float64) {
+	lo, e1 := s.v(b.loX, b.lo)
+	up, e2 := s.v(b.upX, b.up)
+	return lo - e1, up + e2
+}
+
+// followSlew takes the pairs of a burst, and goes over to the raw clocks, or back, when a slew asks for it or has long
+// been steady.
+func (e *Estimator) followSlew(b Burst, now int64) {
+	if e.slew.add(b.Ref, b.Local) {
+		e.stats.SlewChanges++
+	}
+	if e.cur == nil {
+		return
+	}
+	if want := e.mapping(now); (want == nil) != (e.cur.raw == nil) {
+		e.cur = e.cur.translate(want)
+		for i, s := range e.closed {
+			if (want == nil) != (s.raw == nil) {
+				e.closed[i] = s.translate(want)
+			}
+		}
+	}
+}
+
+// mapping says by what the clocks are compared: nil, as they are.
+func (e *Estimator) mapping(now int64) *slews {
+	ref := now
+	if e.cur != nil {
+		ref += e.cur.baseV
+	}
+	if e.slew.recent(ref, now, int64(e.cfg.History)) {
+		return &e.slew
+	}
+	return nil
 }
 
 func (e *Estimator) slope() float64 {
@@ -208,18 +250,18 @@ func (e *Estimator) slope() float64 {
 func (e *Estimator) absorb(b bestOf, now int64, v *Verdict) {
 	mid := ntp.Exchange{T1: b.lo + b.loX, T2: b.loX, T3: b.upX, T4: b.up + b.upX}
 	if e.cur == nil {
-		e.cur = newSegment(mid, e.lim)
+		e.cur = newSegment(mid, e.lim, e.mapping(now))
 	} else if e.foretold(b, v); v.Step || v.Violation {
 		e.close()
 		if v.Violation {
 			e.lim.eta = min(e.lim.eta*2, maxEtaPPMPerS*1e-15)
 		}
-		e.cur = newSegment(mid, e.lim)
+		e.cur = newSegment(mid, e.lim, e.mapping(now))
 		e.cur.coneUntil = e.cur.x(now) + float64(suspectFor)
 	}
 	s := e.cur
 	lx, ux := s.x(b.loX), s.x(b.upX)
-	lv, uv := s.v(b.lo), s.v(b.up)
+	lv, uv := b.in(s)
 	s.lower(point{lx, lv})
 	s.upper(point{ux, uv})
 	s.points.add(middle{(lx + ux) / 2, (lv + uv) / 2, (uv - lv) / 2})
@@ -244,24 +286,45 @@ func (e *Estimator) keepPossible(v *Verdict) {
 	e.cur = rest
 }
 
-// foretold holds the new bounds, each at its own time, against the prediction made from all earlier ones.
+// foretold holds the new bounds, each at its own time, against the prediction made from all earlier ones. A prediction
+// that fails on the steady clocks and holds on the raw ones was a slew too young for the pairs to show it.
 func (e *Estimator) foretold(b bestOf, v *Verdict) {
-	s := e.cur
+	e.cur.hold(b, v)
+	if !v.Step && !v.Violation {
+		return
+	}
+	if e.cur.raw == nil && len(e.slew.local.pairs) >= 2 && len(e.slew.ref.pairs) >= 2 {
+		raw := e.cur.translate(&e.slew)
+		var again Verdict
+		if raw.hold(b, &again); !again.Step && !again.Violation {
+			e.cur, *v = raw, again
+			e.slew.local.suspect()
+			return
+		}
+	}
+	if v.Step {
+		e.stats.Steps++
+	} else {
+		e.stats.Violations++
+	}
+}
+
+// hold says in v whether the bounds contradict the segment.
+func (s *segment) hold(b bestOf, v *Verdict) {
 	xl, xu := s.x(b.loX), s.x(b.upX)
 	_, up, ok1 := s.bounds(xl)
 	lo, _, ok2 := s.bounds(xu)
-	if !ok1 || !ok2 || (s.v(b.lo) <= up && s.v(b.up) >= lo) {
+	blo, bup := b.in(s)
+	if !ok1 || !ok2 || (blo <= up && bup >= lo) {
 		return
 	}
 	_, cup := s.cone(xl)
 	clo, _ := s.cone(xu)
-	if s.v(b.lo) > cup || s.v(b.up) < clo {
+	if blo > cup || bup < clo {
 		v.Step = true
-		e.stats.Steps++
 		return
 	}
 	v.Violation = true
-	e.stats.Violations++
 }
 
 func (e *Estimator) close() {
@@ -297,17 +360,21 @@ func (e *Estimator) Hint(x ntp.Exchange) bool {
 		return false
 	}
 	s := e.cur
-	_, up, ok1 := s.bounds(s.x(x.T2))
-	lo, _, ok2 := s.bounds(s.x(x.T3))
-	if !ok1 || !ok2 || s.v(x.Lower()) > up || s.v(x.Upper()) < lo {
+	b := bestOf{}
+	b.take(x)
+	xl, xu := s.x(x.T2), s.x(x.T3)
+	blo, bup := b.in(s)
+	lo2, up2, ok1 := s.bounds(xl)
+	lo3, up3, ok2 := s.bounds(xu)
+	if !ok1 || !ok2 || blo > up2 || bup < lo3 {
 		return false
 	}
 	// Only what improves is kept: most hints are wider than the probes.
-	if lo, _, _ := s.bounds(s.x(x.T2)); s.v(x.Lower()) > lo {
-		s.lower(point{s.x(x.T2), s.v(x.Lower())})
+	if blo > lo2 {
+		s.lower(point{xl, blo})
 	}
-	if _, up, _ := s.bounds(s.x(x.T3)); s.v(x.Upper()) < up {
-		s.upper(point{s.x(x.T3), s.v(x.Upper())})
+	if bup < up3 {
+		s.upper(point{xu, bup})
 	}
 	var v Verdict
 	e.keepPossible(&v)

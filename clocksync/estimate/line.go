@@ -25,6 +25,9 @@ type liner struct {
 	mids []middle
 	ema  [len(windows)]float64
 	seen [len(windows)]bool
+	line line // newest, while fresh
+	ok   bool
+	kept bool
 }
 
 // line is offset y at x with slope b.
@@ -47,6 +50,7 @@ func (r *liner) add(m middle) {
 		}
 		r.ema[i] += emaGain * (e - r.ema[i])
 	}
+	r.kept = false
 	r.mids = append(r.mids, m)
 	if len(r.mids) > maxMiddles {
 		r.mids = append(r.mids[:0], r.mids[maxMiddles/4:]...)
@@ -74,7 +78,13 @@ func (r *liner) window() int {
 }
 
 // newest is the line to extrapolate from.
-func (r *liner) newest() (line, bool) { return fit(r.last(r.window())) }
+func (r *liner) newest() (line, bool) {
+	if !r.kept {
+		r.line, r.ok = fit(r.last(r.window()))
+		r.kept = true
+	}
+	return r.line, r.ok
+}
 
 // around is the offset at x by a weighted parabola through the bursts on both sides: with hindsight nothing is
 // extrapolated, and a slow change of temperature bends the curve more than the noise of so many bursts.

@@ -24,17 +24,53 @@ type segment struct {
 	ahead        [2]float64
 	live         strip // at last; valid while liveOK
 	liveOK       bool
+	raw          *slews  // not nil: x and v are of the raw clocks
+	rawX, rawV   float64 // shift at the base, so that the numbers stay small
 }
 
-func newSegment(e ntp.Exchange, lim limits) *segment {
-	s := &segment{baseX: e.T2, baseV: e.Midpoint(), lim: lim, first: math.Inf(1), last: math.Inf(-1), coneUntil: math.Inf(-1)}
+func newSegment(e ntp.Exchange, lim limits, raw *slews) *segment {
+	s := &segment{baseX: e.T2, baseV: e.Midpoint(), lim: lim, raw: raw, first: math.Inf(1), last: math.Inf(-1), coneUntil: math.Inf(-1)}
 	s.lo.eta, s.up.eta = lim.eta, lim.eta
 	s.ahead = [2]float64{math.Inf(-1), math.Inf(-1)}
+	if raw != nil {
+		s.rawV, _, s.rawX = raw.shift(s.baseX, s.baseV)
+	}
 	return s
 }
 
-func (s *segment) x(n int64) float64       { return float64(n - s.baseX) }
-func (s *segment) v(offset int64) float64  { return float64(offset - s.baseV) }
+// x is local time n in the coordinates of the segment.
+func (s *segment) x(n int64) float64 {
+	if s.raw == nil {
+		return float64(n - s.baseX)
+	}
+	dn, _ := s.raw.local.diff(n)
+	return float64(n-s.baseX) + dn - s.rawX
+}
+
+// v is an offset at local time n in the coordinates of the segment, and how far off the mapping may be.
+func (s *segment) v(n, offset int64) (v, err float64) {
+	if s.raw == nil {
+		return float64(offset - s.baseV), 0
+	}
+	d, err, _ := s.raw.shift(n, offset)
+	return float64(offset-s.baseV) + d - s.rawV, err
+}
+
+// back is the inverse of v: what to add to a value of the segment at local time n to have an offset relative to baseV.
+func (s *segment) back(n int64, v float64) (add, err float64) {
+	if s.raw == nil {
+		return 0, 0
+	}
+	// The reference pair is looked up at the reference's time, for which the result is needed: it settles at once, since a
+	// slew changes little over what a step of this is off.
+	for range 3 {
+		var d float64
+		d, err, _ = s.raw.shift(n, s.baseV+int64(v+add))
+		add = s.rawV - d
+	}
+	return add, err
+}
+
 func (s *segment) empty() bool             { return len(s.lo.all) == 0 || len(s.up.all) == 0 }
 func (s *segment) lower(p point)           { s.insert(&s.lo, p, 0) }
 func (s *segment) upper(p point)           { s.insert(&s.up, point{p.x, -p.v}, 1) }
@@ -112,7 +148,7 @@ func (s *segment) suffix() *segment {
 
 // between returns a segment of the samples in [x, end), with the newest upper bound if there is no end.
 func (s *segment) between(x, end float64) *segment {
-	t := &segment{baseX: s.baseX, baseV: s.baseV, lim: s.lim, first: math.Inf(1), last: math.Inf(-1), coneUntil: s.coneUntil}
+	t := &segment{baseX: s.baseX, baseV: s.baseV, lim: s.lim, raw: s.raw, rawX: s.rawX, rawV: s.rawV, first: math.Inf(1), last: math.Inf(-1), coneUntil: s.coneUntil}
 	t.lo.eta, t.up.eta = s.lim.eta, s.lim.eta
 	t.ahead = [2]float64{math.Inf(-1), math.Inf(-1)}
 	for _, p := range s.lo.all {
@@ -180,10 +216,55 @@ func (s *segment) rebase() {
 	}
 	s.ahead[0] += -dv - s.lim.rho*dx
 	s.ahead[1] += dv - s.lim.rho*dx
+	s.points.kept = false
 	for i := range s.points.mids {
 		s.points.mids[i].x -= dx
 		s.points.mids[i].y -= dv
 	}
 	s.first, s.last, s.coneUntil = s.first-dx, s.last-dx, s.coneUntil-dx
 	s.liveOK = false
+}
+
+// translate returns the segment in the coordinates that raw asks for. The way there and back costs the errors of the
+// pairs, which widen the bounds.
+func (s *segment) translate(raw *slews) *segment {
+	t := &segment{baseX: s.baseX, baseV: s.baseV, lim: s.lim, raw: raw, first: math.Inf(1), last: math.Inf(-1)}
+	t.lo.eta, t.up.eta = s.lim.eta, s.lim.eta
+	t.ahead = [2]float64{math.Inf(-1), math.Inf(-1)}
+	if raw != nil {
+		t.rawV, _, t.rawX = raw.shift(t.baseX, t.baseV)
+	}
+	move := func(p point) (point, float64) {
+		n := s.when(p.x)
+		add, e1 := s.back(n, p.v)
+		v, e2 := t.v(n, s.baseV+int64(math.Round(p.v+add)))
+		return point{t.x(n), v}, e1 + e2 + 1
+	}
+	for _, p := range s.lo.all {
+		q, e := move(p)
+		t.lower(point{q.x, q.v - e})
+	}
+	for _, p := range s.up.all {
+		q, e := move(point{p.x, -p.v})
+		t.upper(point{q.x, q.v + e})
+	}
+	for _, m := range s.points.mids {
+		q, e := move(point{m.x, m.y})
+		t.points.add(middle{q.x, q.v, m.half + e})
+	}
+	t.coneUntil = t.x(s.when(max(s.coneUntil, s.first-1)))
+	return t
+}
+
+// when is local time at x.
+func (s *segment) when(x float64) int64 {
+	n := s.baseX + int64(math.Round(x))
+	if s.raw == nil {
+		return n
+	}
+	for range 3 {
+		dn, _ := s.raw.local.diff(n)
+		n = s.baseX + int64(math.Round(x-dn+s.rawX))
+	}
+	return n
 }
