@@ -132,6 +132,9 @@ func (p *Pool) Check() error {
 	if used != s.Used || leased != s.Leased || cached != s.Cached || s.Free+s.Used+s.Leased+s.Cached != s.Max {
 		return fmt.Errorf("kv: counted %d used, %d leased, %d cached blocks; the books say %+v", used, leased, cached, s)
 	}
+	if held := s.Allocated - s.Freed; held != int64(s.Max-s.Free) {
+		return fmt.Errorf("kv: %d blocks allocated and %d freed; %d of %d are free", s.Allocated, s.Freed, s.Free, s.Max)
+	}
 	if indexed != len(p.index) {
 		return fmt.Errorf("kv: %d blocks have names, the index holds %d", indexed, len(p.index))
 	}

@@ -59,6 +59,7 @@ type Totals struct {
 	Reused    int64 // blocks attached by Match
 	Missed    int64 // full blocks that Match was asked for and did not find
 	Evicted   int64 // cached blocks that Alloc took
+	Freed     int64 // blocks that became free; Allocated - Freed = Used + Leased + Cached at every moment
 }
 
 // Stats is the state of the pool. Max = Free + Used + Leased + Cached.
@@ -207,6 +208,7 @@ func (p *Pool) drop(id int32) {
 	if p.blocks[id].indexed {
 		p.link(id)
 	} else {
+		p.totals.Freed++
 		p.free = append(p.free, id)
 	}
 }
@@ -215,6 +217,7 @@ func (p *Pool) drop(id int32) {
 func (p *Pool) forget(id int32) {
 	p.unlink(id)
 	p.unindex(id)
+	p.totals.Freed++
 	p.free = append(p.free, id)
 }
 

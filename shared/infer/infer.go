@@ -62,6 +62,7 @@ type Request struct {
 	Priority          int   // higher is scheduled first; 0 is normal
 	DeadlineNS        int64 // steady clock of the node; 0: none. A request past it is ended with ErrDeadline
 	ReturnPerfMetrics bool  // collect step records
+	Probe             bool  // a health check or warm-up: in no count of requests and tokens
 }
 
 // Logprob is one token and the logarithm of its probability.
@@ -149,7 +150,8 @@ type Steps struct {
 	TokenNS        []int64 // one per batch: when the host had the tokens
 	KVTokens       []int32
 	BatchSize      []int32
-	Truncated      int64 // steps beyond the cap, not kept
+	Tokens         []int32 // query tokens; empty: one each. More than one where a preempted request is recomputed
+	Truncated      int64   // steps beyond the cap, not kept
 }
 
 // Span is a part of a request's KV: layers [LayerFrom, LayerTo) of tokens [TokenFrom, TokenTo).

@@ -212,6 +212,11 @@ func TestStepColumnsSurviveARoundTripInPartsThatFit(t *testing.T) {
 	for _, n := range []int{1, 2, stepRows, stepRows + 1, 10000} {
 		want := someSteps(n)
 		want.Truncated = 3
+		if n%2 == 0 { // optional
+			for i := range n {
+				want.Tokens = append(want.Tokens, int32(1+i%5))
+			}
+		}
 		got := new(infer.Steps)
 		parts := AppendSteps(rec, want)
 		for i, p := range parts {
@@ -230,6 +235,7 @@ func TestStepColumnsSurviveARoundTripInPartsThatFit(t *testing.T) {
 			got.TokenNS = append(got.TokenNS, s.TokenNS...)
 			got.KVTokens = append(got.KVTokens, s.KVTokens...)
 			got.BatchSize = append(got.BatchSize, s.BatchSize...)
+			got.Tokens = append(got.Tokens, s.Tokens...)
 			got.Truncated = s.Truncated
 		}
 		if !reflect.DeepEqual(got, want) {

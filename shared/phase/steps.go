@@ -21,7 +21,9 @@ var ErrBadSteps = errors.New("phase: bad step message")
 
 const (
 	stepMagic   = "MSTP\x01"
-	stepColumns = 8
+	stepColumns = 9
+	// stepOptional is the first column that may be empty, or missing: older writers have none of these.
+	stepOptional = 8
 	// stepRows is how many rows fit even if each value took the ten bytes of the longest varint.
 	stepRows = (MaxStepMessage - 4096) / (stepColumns * binary.MaxVarintLen64)
 )
@@ -41,9 +43,9 @@ type StepsHeader struct {
 }
 
 // AppendSteps encodes the columns as messages of at most MaxStepMessage bytes; none for no steps. Columns of unequal
-// length are cut to the shortest.
+// length are cut to the shortest; an optional one of another length is left empty.
 //
-//	message = "MSTP" version(1) | uvarint n | n bytes of header (JSON) | 8 columns
+//	message = "MSTP" version(1) | uvarint n | n bytes of header (JSON) | 8 columns | optional columns
 //	column  = uvarint n | n bytes of zigzag varints, each the difference from the row before
 func AppendSteps(r *Record, s *infer.Steps) [][]byte {
 	if s == nil {
@@ -51,7 +53,7 @@ func AppendSteps(r *Record, s *infer.Steps) [][]byte {
 	}
 	cols := stepValues(s)
 	rows := len(cols[0])
-	for _, c := range cols {
+	for _, c := range cols[:stepOptional] {
 		rows = min(rows, len(c))
 	}
 	if rows == 0 && s.Truncated == 0 {
@@ -74,6 +76,7 @@ func AppendSteps(r *Record, s *infer.Steps) [][]byte {
 func stepValues(s *infer.Steps) [stepColumns][]int64 {
 	return [stepColumns][]int64{
 		widen(s.Step), s.Iter, s.ForwardStartNS, s.ForwardEndNS, s.SampleEndNS, s.TokenNS, widen(s.KVTokens), widen(s.BatchSize),
+		widen(s.Tokens),
 	}
 }
 
@@ -93,13 +96,20 @@ func appendPart(h StepsHeader, cols [stepColumns][]int64, from, to int) []byte {
 	var col []byte
 	for _, c := range cols {
 		col = col[:0]
-		last := int64(0)
-		for _, v := range c[from:to] {
-			col = binary.AppendVarint(col, v-last)
-			last = v
+		if len(c) >= to { // else an optional column that was not collected
+			col = appendColumn(col, c[from:to])
 		}
 		b = binary.AppendUvarint(b, uint64(len(col)))
 		b = append(b, col...)
+	}
+	return b
+}
+
+func appendColumn(b []byte, values []int64) []byte {
+	last := int64(0)
+	for _, v := range values {
+		b = binary.AppendVarint(b, v-last)
+		last = v
 	}
 	return b
 }
@@ -136,9 +146,15 @@ func ParseSteps(b []byte) (h StepsHeader, s *infer.Steps, err error) {
 	}
 	var cols [stepColumns][]int64
 	for i := range cols {
+		if i >= stepOptional && len(b) == 0 {
+			break
+		}
 		var col []byte
 		if col, b, err = cutBytes(b, "column"); err != nil {
 			return h, nil, err
+		}
+		if i >= stepOptional && len(col) == 0 {
+			continue
 		}
 		if cols[i], err = parseColumn(col, h.Rows); err != nil {
 			return h, nil, err
@@ -147,6 +163,9 @@ func ParseSteps(b []byte) (h StepsHeader, s *infer.Steps, err error) {
 	s = &infer.Steps{
 		Step: narrow(cols[0]), Iter: cols[1], ForwardStartNS: cols[2], ForwardEndNS: cols[3], SampleEndNS: cols[4], TokenNS: cols[5],
 		KVTokens: narrow(cols[6]), BatchSize: narrow(cols[7]), Truncated: h.Truncated,
+	}
+	if cols[8] != nil {
+		s.Tokens = narrow(cols[8])
 	}
 	return h, s, nil
 }
