@@ -112,6 +112,25 @@ func (t *Tokenizers) For(ctx context.Context, model string) (*Tokenizer, error) 
 	return s.tok, s.err
 }
 
+// warmEvery is how often Run looks for models that no request has asked for yet.
+const warmEvery = 250 * time.Millisecond
+
+// Run fetches the tokenizers of the members until ctx ends, so that no request waits for one.
+func (t *Tokenizers) Run(ctx context.Context) error {
+	tick := time.NewTicker(warmEvery)
+	defer tick.Stop()
+	for {
+		for _, m := range t.Pool.Models() {
+			_, _ = t.For(ctx, m.Name) // a request that needs it tells the error
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
 func (t *Tokenizers) fetch(ctx context.Context, url, hash string) (*Tokenizer, error) {
 	ctx, cancel := context.WithTimeout(ctx, tokenizerTime)
 	defer cancel()

@@ -38,6 +38,7 @@ type daemon struct {
 	pool     *pool.Pool
 	clocks   *clocks.Book
 	lines    *lines
+	tokens   *proxy.Tokenizers
 	proxy    *proxy.Proxy
 	respond  *respond.Responder
 	draining atomic.Bool
@@ -113,9 +114,10 @@ func (d *daemon) openClocks(context.Context) error {
 
 func (d *daemon) openProxy(context.Context) (err error) {
 	d.client = upstream.New(upstream.Options{})
+	d.tokens = &proxy.Tokenizers{Pool: d.pool, Client: d.client, Build: proxy.BuildTokenizer}
 	d.proxy, err = proxy.New(proxy.Options{
 		Name: d.o.Name, Pool: d.pool, Client: d.client, Steady: d.steady, Schedule: d.o.Schedule,
-		Tokenizers: &proxy.Tokenizers{Pool: d.pool, Client: d.client, Build: proxy.BuildTokenizer},
+		Tokenizers: d.tokens,
 		Record:     d.lines.add, Begin: d.lines.collector.Begin, Timelines: d.lines.reader(), Estimate: d.clocks.Newest, Metrics: d.metrics, Logger: d.log,
 		MaxBody: d.o.MaxBody, Timeout: d.o.Timeout, ClientIdle: d.o.ClientIdle,
 	})
@@ -143,7 +145,7 @@ func (d *daemon) run(ctx context.Context) error {
 	inner, stop := context.WithCancel(base)
 	defer stop()
 	beside, watched := errgroup.WithContext(inner)
-	for _, f := range []func(context.Context) error{d.respond.Serve, d.pool.Run, d.clocks.Run, d.runRegistry} {
+	for _, f := range []func(context.Context) error{d.respond.Serve, d.pool.Run, d.clocks.Run, d.runRegistry, d.tokens.Run} {
 		beside.Go(func() error { return f(inner) })
 	}
 	linesCtx, endLines := context.WithCancel(base)
