@@ -85,6 +85,7 @@ func (s *Service) Run(ctx context.Context) error {
 // follow keeps the set of peers equal to the living of the registry. A process that lost its lease stays a peer while the
 // registry remembers it: it may only have lost NATS, and its clock goes on.
 func (s *Service) follow(ctx context.Context) error {
+	s.remember(ctx)
 	tick := time.NewTicker(peerEvery)
 	defer tick.Stop()
 	for {

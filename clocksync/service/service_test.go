@@ -263,3 +263,21 @@ func TestAnotherDaemonTakesOverWithinFiveSeconds(t *testing.T) {
 		t.Errorf("the successor's pushes: %+v after seq %d", got, seq)
 	}
 }
+
+func TestARestartedDaemonGoesOnWhereTheOldOneStopped(t *testing.T) {
+	nats := startNATS(t)
+	c := connect(t, nats)
+	router := startProcess(t, c, node.RoleRouter, "r0", clock.Options{FaultSkewPPM: 3})
+	gen := startProcess(t, c, node.RoleGen, "gen-0", clock.Options{FaultSkewPPM: 9})
+	_, stop := startService(t, nats, "cs")
+	published(t, c, "r0", "gen-0", func(p clock.Published) bool { return p.Usable() && p.Seq >= 4 })
+	stop()
+	svc, _ := startService(t, nats, "cs")
+	p := published(t, c, "r0", "gen-0", func(p clock.Published) bool { return p.Usable() && p.Seq < 4 })
+	covers(t, p.Estimate, router.steady, gen.steady)
+	for _, st := range svc.tracker.Statuses() {
+		if st.Stats.Restored < 2 {
+			t.Errorf("%s: %d bursts restored", st.Peer.Name, st.Stats.Restored)
+		}
+	}
+}

@@ -31,6 +31,7 @@ type peer struct {
 	slots chan struct{}
 	poke  chan struct{}
 
+	past      *History   // set before run, then only read
 	mu        sync.Mutex // guards what follows; held for microseconds
 	info      Peer
 	ests      []*estimate.Estimator // one per pair of epochs, newest last
@@ -265,6 +266,9 @@ func (p *peer) estimator(own, id clock.ID) *estimate.Estimator {
 		return e
 	}
 	e := estimate.New(own, id, p.opts.Limits)
+	if h := p.past; h != nil && h.Reference == own.Epoch() {
+		e.Restore(h.ByEpoch[id.Epoch()])
+	}
 	p.ests = append(p.ests, e)
 	p.st.Epochs++
 	if len(p.ests) > 1 {

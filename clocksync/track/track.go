@@ -40,6 +40,13 @@ type Options struct {
 	OnUpdate   func(Update)    // after each burst, failed ones too, on the peer's goroutine; must not block. May be nil
 }
 
+// History is what earlier processes measured against our own clock, by the epoch of the measured clock. Processes of one
+// host share the clock, and so the history.
+type History struct {
+	Reference string // epoch
+	ByEpoch   map[string][]estimate.Stored
+}
+
 // Update is what a burst changed.
 type Update struct {
 	Peer     Peer
@@ -80,6 +87,7 @@ type Tracker struct {
 	slots   chan struct{} // bursts that may run at once: each waits for stamps that others' work would delay
 
 	mu     sync.Mutex // guards what follows; short reads and writes only
+	past   *History
 	wanted map[string]Peer
 	peers  map[string]*peer
 	gone   []*peer // oldest first
@@ -100,6 +108,13 @@ func New(o Options) *Tracker {
 		opts: o, changed: make(chan struct{}, 1), slots: make(chan struct{}, max(2, 2*runtime.GOMAXPROCS(0))),
 		wanted: map[string]Peer{}, peers: map[string]*peer{},
 	}
+}
+
+// Remember gives the tracker a history, for peers that join from now on.
+func (t *Tracker) Remember(h *History) {
+	t.mu.Lock()
+	t.past = h
+	t.mu.Unlock()
 }
 
 // SetPeers replaces the set of peers. A peer that keeps its name and addresses keeps its estimate.
@@ -162,6 +177,7 @@ func (t *Tracker) reconcile(ctx context.Context, stops map[string]context.Cancel
 			continue
 		}
 		p := newPeer(w, &t.opts, t.slots)
+		p.past = t.past
 		p.inherit(t.gone)
 		t.peers[name] = p
 		pctx, stop := context.WithCancel(ctx)
