@@ -52,10 +52,10 @@ func (l *Leg) Admitted() {
 // Flush sends the 200 and its headers now, if the answer is a stream: the other leg waits for it.
 func (l *Leg) Flush() {
 	if l.flush != nil {
-		l.flush()
-		if l.flushed == 0 {
+		if l.flushed == 0 { // before the write: the router must not read it earlier than this
 			l.flushed = l.now()
 		}
+		l.flush()
 	}
 }
 
