@@ -129,6 +129,15 @@ func TestGenerationFirstTilesTheWholeRequest(t *testing.T) {
 	}
 }
 
+func TestOneTokenHasNoDecode(t *testing.T) {
+	rs := ring()
+	rs[0].Stamps.LastTokenNS = rs[0].Stamps.FirstTokenNS
+	l := Merge(parts(rs), clocks())
+	if s := shape(l); !strings.HasSuffix(s, "relay 100;finish 26100;") || l.NegativeSpans != 0 || *l.UnaccountedNS != 0 {
+		t.Errorf("%s, %d negative, unaccounted %d", s, l.NegativeSpans, *l.UnaccountedNS)
+	}
+}
+
 func TestContextFirstTilesTheWholeRequest(t *testing.T) {
 	rs := []*phase.Record{
 		rec(phase.Disagg, map[string]float64{"receive": 0, "parsed": 0.5, "placed": 0.6, "ctx_dispatch": 0.6, "ctx_done": 9, "gen_dispatch": 9, "gen_headers": 9.8, "first_token": 14,

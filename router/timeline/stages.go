@@ -25,13 +25,14 @@ type stage struct {
 
 type condition int
 
+// Conditions on the router's record; all of a set must hold.
 const (
-	always condition = iota
-	firstTry
+	firstTry condition = 1 << iota
 	retried
 	streamed
 	unstreamed
-	chunked // expands to one span per prefill chunk and per wait between two
+	several // more than one token
+	chunked // no condition: expands to one span per prefill chunk and per wait between two
 )
 
 // head and tail are the router's own work, the same in every style.
@@ -43,9 +44,11 @@ var head = []stage{
 
 var tail = []stage{
 	{name: "relay", from: "R.first_token_ns", to: "R.first_token_sent_ns", when: streamed},
-	{name: "decode", from: "R.first_token_sent_ns|R.first_token_ns", to: "R.last_token_ns", when: streamed},
-	{name: "decode", from: "R.first_token_ns", to: "R.last_token_ns", when: unstreamed},
-	{name: "finish", from: "R.last_token_ns|R.first_token_sent_ns|R.first_token_ns", to: "R.end_ns"},
+	{name: "decode", from: "R.first_token_sent_ns|R.first_token_ns", to: "R.last_token_ns", when: streamed | several},
+	{name: "decode", from: "R.first_token_ns", to: "R.last_token_ns", when: unstreamed | several},
+	// The last token of one is the first, which was read before it was sent.
+	{name: "finish", from: "R.last_token_ns^R.first_token_sent_ns", to: "R.end_ns", when: streamed},
+	{name: "finish", from: "R.last_token_ns|R.first_token_ns", to: "R.end_ns", when: unstreamed},
 }
 
 // genFirst: the gen node admits the request before prefill is spent on it, and its headers release the context leg. The
@@ -157,17 +160,21 @@ func (ch chain) aligned(who string) bool {
 }
 
 func (ch chain) holds(st stage) bool {
-	switch {
-	case !ch.aligned(st.need), st.lack != "" && ch.aligned(st.lack):
+	if !ch.aligned(st.need) || (st.lack != "" && ch.aligned(st.lack)) {
 		return false
-	case st.when == firstTry:
-		return ch.r.Record.Attempt == 0
-	case st.when == retried:
-		return ch.r.Record.Attempt > 0
-	case st.when == streamed:
-		return ch.r.Record.Streamed
-	case st.when == unstreamed:
-		return !ch.r.Record.Streamed
+	}
+	r := ch.r.Record
+	first, last := r.Stamps.FirstTokenNS, r.Stamps.LastTokenNS
+	for _, c := range []struct {
+		bit  condition
+		true bool
+	}{
+		{firstTry, r.Attempt == 0}, {retried, r.Attempt > 0}, {streamed, r.Streamed}, {unstreamed, !r.Streamed},
+		{several, first != nil && last != nil && *last != *first},
+	} {
+		if st.when&c.bit != 0 && !c.true {
+			return false
+		}
 	}
 	return true
 }
