@@ -1,0 +1,131 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"time"
+)
+
+// plan lays out every process with its addresses and options, before anything is started.
+func (c *Cluster) plan() error {
+	n := c.cfg.Ctx + c.cfg.Gen
+	ports, err := freePorts(2*n + len(c.cfg.Schedules) + 2)
+	if err != nil {
+		return err
+	}
+	next := func() string {
+		p := host + ":" + ports[0]
+		ports = ports[1:]
+		return p
+	}
+	c.NATS = c.cfg.NATS
+	natsListen := ""
+	if c.NATS == "" {
+		natsListen = next()
+		c.NATS = "nats://" + natsListen
+	}
+	for i, schedule := range c.cfg.Schedules {
+		listen := next()
+		if i == 0 && c.cfg.Port != 0 {
+			listen = host + ":" + strconv.Itoa(c.cfg.Port)
+		}
+		c.Routers = append(c.Routers, c.router(i, schedule, listen, natsListen))
+		natsListen = ""
+	}
+	for i := range c.cfg.Ctx {
+		c.Nodes = append(c.Nodes, c.node("ctxnode", fmt.Sprintf("ctx%d", i), next(), "--kv-listen", next()))
+	}
+	for i := range c.cfg.Gen {
+		c.Nodes = append(c.Nodes, c.node("gennode", fmt.Sprintf("gen%d", i), next()))
+	}
+	if !c.cfg.NoClocksync {
+		c.Clock = c.process("clocksync", "clocksync", next(), "--nats", c.NATS)
+	}
+	return nil
+}
+
+func (c *Cluster) process(kind, name, listen string, args ...string) *Process {
+	return &Process{
+		Name: name, Kind: kind, URL: "http://" + listen,
+		Log:  filepath.Join(c.cfg.Dir, "logs", name+".log"),
+		bin:  filepath.Join(c.cfg.Bin, kind),
+		args: append([]string{"--listen", listen}, args...),
+	}
+}
+
+func (c *Cluster) router(i int, schedule, listen, natsListen string) *Process {
+	name, traces := "router", c.cfg.Traces
+	if i > 0 {
+		name = fmt.Sprintf("router-%s", schedule)
+		traces = filepath.Join(c.cfg.Traces, name)
+	}
+	args := []string{"--name", name, "--traces", traces, "--grace", c.cfg.Grace.String()}
+	if schedule != "" {
+		args = append(args, "--schedule", schedule)
+	}
+	if natsListen != "" {
+		args = append(args, "--embedded-nats", "--nats-listen", natsListen, "--nats-store", filepath.Join(c.cfg.Dir, "nats"))
+	} else {
+		args = append(args, "--nats", c.NATS)
+	}
+	return c.process("router", name, listen, append(args, c.cfg.RouterArgs...)...)
+}
+
+func (c *Cluster) node(kind, name, listen string, args ...string) *Process {
+	args = append(args, "--name", name, "--nats", c.NATS, "--spool", filepath.Join(c.cfg.Dir, "spool", name), "--grace", c.cfg.Grace.String())
+	if c.cfg.Model != "" {
+		args = append(args, "--model", c.cfg.Model)
+	}
+	if c.cfg.Device != "" {
+		args = append(args, "--device", c.cfg.Device)
+	}
+	return c.process(kind, name, listen, append(args, c.cfg.NodeArgs...)...)
+}
+
+const (
+	pollEvery   = 20 * time.Millisecond
+	pollTimeout = 2 * time.Second
+)
+
+// WaitReady waits until the process answers /readyz with 200.
+func (p *Process) WaitReady(ctx context.Context) error {
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	last := "no answer"
+	for {
+		ok, text := p.ready(ctx)
+		if ok {
+			return nil
+		}
+		last = text
+		select {
+		case <-p.done:
+			return fmt.Errorf("%s ended before it was ready: %v; its log ends with:\n%s", p.Name, p.err, p.LogTail(10))
+		case <-ctx.Done():
+			return fmt.Errorf("%s is not ready (%s): %w; its log ends with:\n%s", p.Name, last, ctx.Err(), p.LogTail(10))
+		case <-tick.C:
+		}
+	}
+}
+
+func (p *Process) ready(ctx context.Context) (bool, string) {
+	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
+	defer cancel()
+	path := "/readyz"
+	if p.Kind == "clocksync" {
+		path = "/healthz"
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.URL+path, nil)
+	if err != nil {
+		return false, err.Error()
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return false, err.Error()
+	}
+	resp.Body.Close()
+	return resp.StatusCode == http.StatusOK, resp.Status
+}

@@ -1,0 +1,155 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Process is one daemon of the cluster.
+type Process struct {
+	Name string // ctx0, gen0, router, clocksync
+	Kind string // binary: ctxnode, gennode, router, clocksync
+	URL  string
+	Log  string // file of its stdout and stderr
+	args []string
+	bin  string
+
+	cmd  *exec.Cmd
+	done chan struct{} // closed when it has ended
+	err  error         // of Wait; readable when done is closed
+}
+
+// spawner starts processes from one locked OS thread, because the kernel ends a child (PDEATHSIG) when the thread that
+// started it ends: so no daemon outlives a cluster that was killed.
+type spawner struct {
+	requests chan spawnRequest
+	end      chan struct{}
+}
+
+type spawnRequest struct {
+	cmd    *exec.Cmd
+	answer chan error
+}
+
+func newSpawner() *spawner {
+	s := &spawner{requests: make(chan spawnRequest), end: make(chan struct{})}
+	go s.run()
+	return s
+}
+
+func (s *spawner) start(cmd *exec.Cmd) error {
+	r := spawnRequest{cmd, make(chan error, 1)}
+	s.requests <- r
+	return <-r.answer
+}
+
+func (s *spawner) stop() { close(s.end) }
+
+// start runs the process; it logs to its file, behind what an earlier start wrote.
+func (p *Process) start(s *spawner) error {
+	if err := os.MkdirAll(filepath.Dir(p.Log), 0o755); err != nil {
+		return err
+	}
+	log, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close() // the child has its own descriptor
+	p.cmd = exec.Command(p.bin, p.args...)
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.SysProcAttr = childAttr()
+	p.cmd.Env = environment()
+	if err := s.start(p.cmd); err != nil {
+		return fmt.Errorf("start %s: %w", p.Name, err)
+	}
+	p.done = make(chan struct{})
+	go func(cmd *exec.Cmd, done chan struct{}) {
+		p.err = cmd.Wait()
+		close(done)
+	}(p.cmd, p.done)
+	return nil
+}
+
+// environment is ours without MERIDIAN_*: the options of a daemon are those of its command line.
+func environment() []string {
+	var env []string
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, "MERIDIAN_") {
+			env = append(env, e)
+		}
+	}
+	return env
+}
+
+// PID is the process id.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Args is its command line.
+func (p *Process) Args() []string { return append([]string{p.bin}, p.args...) }
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Running says whether it has not ended.
+func (p *Process) Running() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// Signal sends a signal: SIGTERM to drain, SIGKILL to die, SIGSTOP for a host that vanishes with its connections open.
+func (p *Process) Signal(sig syscall.Signal) error {
+	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("signal %s: %w", p.Name, err)
+	}
+	return nil
+}
+
+// Wait waits for the end and returns the error of the exit: nil for exit code 0.
+func (p *Process) Wait(ctx context.Context) error {
+	select {
+	case <-p.done:
+		return p.err
+	case <-ctx.Done():
+		return fmt.Errorf("wait for %s: %w", p.Name, ctx.Err())
+	}
+}
+
+// Terminate drains the process and kills it when it takes longer than grace. The error says how it ended if not well.
+func (p *Process) Terminate(grace time.Duration) error {
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	select {
+	case <-p.done:
+		if p.err != nil {
+			return fmt.Errorf("%s: %w; see %s", p.Name, p.err, p.Log)
+		}
+		return nil
+	case <-time.After(grace):
+	}
+	_ = p.Signal(syscall.SIGCONT)
+	_ = p.Signal(syscall.SIGKILL)
+	<-p.done
+	return fmt.Errorf("%s did not end within %v and was killed; see %s", p.Name, grace, p.Log)
+}
+
+// LogTail is the end of the log, for an error message.
+func (p *Process) LogTail(lines int) string {
+	b, err := os.ReadFile(p.Log)
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimRight(string(b), "\n"), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}

@@ -1,0 +1,18 @@
+//go:build !linux
+
+package cluster
+
+import "syscall"
+
+func (s *spawner) run() {
+	for {
+		select {
+		case r := <-s.requests:
+			r.answer <- r.cmd.Start()
+		case <-s.end:
+			return
+		}
+	}
+}
+
+func childAttr() *syscall.SysProcAttr { return nil }

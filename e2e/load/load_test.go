@@ -1,0 +1,175 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"meridian.internal/e2e/client"
+)
+
+func TestPercentilesAreWithinOnePercent(t *testing.T) {
+	var h Histogram
+	if s := h.Stats(); s.P50 != nil || s.Count != 0 {
+		t.Errorf("empty: %+v", s)
+	}
+	for i := int64(1); i <= 1000; i++ {
+		h.Add(i * 1000)
+	}
+	s := h.Stats()
+	for name, c := range map[string]struct{ got, want int64 }{
+		"p50": {*s.P50, 500_000}, "p90": {*s.P90, 900_000}, "p99": {*s.P99, 990_000}, "mean": {*s.Mean, 500_500},
+		"min": {*s.Min, 1000}, "max": {*s.Max, 1_000_000},
+	} {
+		if d := float64(c.got-c.want) / float64(c.want); d > 0.01 || d < -0.01 {
+			t.Errorf("%s = %d, want %d", name, c.got, c.want)
+		}
+	}
+}
+
+func TestZeroAndNegativeDurationsAreCounted(t *testing.T) {
+	var h Histogram
+	h.Add(0)
+	h.Add(-5)
+	if s := h.Stats(); s.Count != 2 || *s.P99 != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestDist(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for text, want := range map[string][2]int{"64": {64, 64}, "uniform:3:5": {3, 5}, "lognormal:100:0.5": {1, 2000}} {
+		d, err := ParseDist(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 1000 {
+			if v := d.Draw(r); v < want[0] || v > want[1] {
+				t.Fatalf("%s drew %d", text, v)
+			}
+		}
+	}
+	for _, bad := range []string{"", "0", "-1", "x", "uniform:5:3", "uniform:5", "lognormal:1:2:3", "normal:1:2", "NaN", "1e9", "const:"} {
+		if _, err := ParseDist(bad); err == nil || !strings.Contains(err.Error(), "uniform:MIN:MAX") {
+			t.Errorf("%q: error %v", bad, err)
+		}
+	}
+}
+
+func FuzzParseDist(f *testing.F) {
+	for _, s := range []string{"64", "uniform:1:2", "lognormal:1:0.5", "uniform:1:1e300"} {
+		f.Add(s)
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	f.Fuzz(func(t *testing.T, s string) {
+		if d, err := ParseDist(s); err == nil {
+			if v := d.Draw(r); v < 1 || v > maxLength {
+				t.Errorf("%q drew %d", s, v)
+			}
+		}
+	})
+}
+
+func plan(t *testing.T, url string) Plan {
+	t.Helper()
+	d, err := ParseDist("uniform:4:8")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Plan{URL: url, Requests: 40, Concurrency: 4, Prompt: d, Output: d, Prefix: 3, Vocab: 100, Stream: true, Seed: 7}
+}
+
+func TestTheSameSeedMakesTheSameRequests(t *testing.T) {
+	a, b := newMaker(plan(t, "")), newMaker(plan(t, ""))
+	var prefix []int
+	for range 20 {
+		x, y := a.next(), b.next()
+		if !reflect.DeepEqual(x, y) {
+			t.Fatalf("%v and %v", x.Fields, y.Fields)
+		}
+		ids := x.Fields["prompt"].([]int)
+		if prefix == nil {
+			prefix = ids[:3]
+		}
+		if len(ids) < 4 || len(ids) > 8 || !reflect.DeepEqual(ids[:3], prefix) {
+			t.Errorf("prompt %v, want 4 to 8 ids that begin with %v", ids, prefix)
+		}
+	}
+}
+
+func TestClosedLoopHoldsItsConcurrencyAndCountsErrors(t *testing.T) {
+	var now, most, n atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		most.Store(max(most.Load(), now.Add(1)))
+		defer now.Add(-1)
+		if n.Add(1)%4 == 0 {
+			http.Error(w, `{"error":{"message":"no","stage":"place"}}`, http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "data: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: {\"choices\":[{\"text\":\"b\"}],\"usage\":{\"prompt_tokens\":4,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n")
+	}))
+	defer s.Close()
+	sum, err := Run(t.Context(), plan(t, s.URL), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if most.Load() > 4 || sum.Requests != 40 || sum.OK != 30 || sum.Errors["status_503_place"] != 10 || sum.OutputTokens != 60 {
+		t.Errorf("at most %d at a time, %+v", most.Load(), sum)
+	}
+	if sum.TTFT.Count != 30 || sum.ITL.Count != 30 || sum.TPOT.Count != 30 || sum.E2E.Count != 30 {
+		t.Errorf("counts %+v", sum)
+	}
+}
+
+func TestOpenLoopShedsWhatExceedsItsLimit(t *testing.T) {
+	hold := make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body) // the server sees that a client is gone only once the body is read
+		select {
+		case <-hold:
+		case <-r.Context().Done():
+		}
+	}))
+	defer s.Close()
+	defer close(hold)
+	p := plan(t, s.URL)
+	p.Rate, p.Concurrency, p.Requests, p.Duration = 1e5, 2, 0, 200*time.Millisecond
+	p.Timeout = 300 * time.Millisecond
+	sum, err := Run(t.Context(), p, nil)
+	if err != nil || sum.Shed == 0 || sum.Requests != 2 || sum.Errors["timeout"] != 2 {
+		t.Errorf("%+v, %v", sum, err)
+	}
+}
+
+func TestPlansWithoutEndAreRefused(t *testing.T) {
+	for name, change := range map[string]func(*Plan){
+		"no end": func(p *Plan) { p.Requests = 0 }, "no concurrency": func(p *Plan) { p.Concurrency = 0 },
+		"negative rate": func(p *Plan) { p.Rate = -1 }, "small vocabulary": func(p *Plan) { p.Vocab = 3 },
+	} {
+		p := plan(t, "")
+		change(&p)
+		if _, err := Run(t.Context(), p, nil); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+func TestKindsOfErrors(t *testing.T) {
+	for want, err := range map[string]error{
+		"status_400_parse": &client.StatusError{Status: 400, Stage: "parse"}, "stream_error_gen": &client.StatusError{Stage: "gen"},
+		"truncated": client.ErrNoEnd, "cancelled": context.Canceled, "timeout": context.DeadlineExceeded, "other": errors.New("x"),
+	} {
+		if got := Kind(err); got != want {
+			t.Errorf("Kind(%v) = %q, want %q", err, got, want)
+		}
+	}
+}

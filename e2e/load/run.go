@@ -1,0 +1,183 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+
+	"meridian.internal/e2e/client"
+)
+
+// Plan says what to send.
+type Plan struct {
+	URL         string
+	Model       string
+	Requests    int           // in all; 0: until Duration is over
+	Duration    time.Duration // no new request after it; 0: no limit
+	Concurrency int           // closed loop: so many at a time. Open loop: at most so many; more are shed
+	Rate        float64       // open loop: arrivals a second (Poisson); 0: closed loop
+	Prompt      Dist
+	Output      Dist
+	Prefix      int // first tokens of each prompt that are the same for all
+	Vocab       int // token ids are drawn from [firstID, Vocab)
+	Stream      bool
+	IgnoreEOS   bool
+	Temperature float64
+	Seed        uint64
+	Timeout     time.Duration // of one request; 0: none
+}
+
+// firstID keeps special tokens, which have the lowest ids, out of prompts.
+const firstID = 10
+
+// Check says which field cannot be used.
+func (p Plan) Check() error {
+	switch {
+	case p.Requests <= 0 && p.Duration <= 0:
+		return errors.New("--requests and --duration: give one, or the load has no end")
+	case p.Concurrency < 1:
+		return fmt.Errorf("--concurrency %d: want at least 1", p.Concurrency)
+	case p.Rate < 0:
+		return fmt.Errorf("--rate %v: want 0 or more", p.Rate)
+	case p.Vocab <= firstID:
+		return fmt.Errorf("--vocab %d: want more than %d", p.Vocab, firstID)
+	}
+	return nil
+}
+
+// maker makes the requests of a plan, in order, from one seed. It has one user.
+type maker struct {
+	plan   Plan
+	r      *rand.Rand
+	prefix []int
+	made   int
+}
+
+func newMaker(p Plan) *maker {
+	m := &maker{plan: p, r: rand.New(rand.NewPCG(p.Seed, 0x6d6572696469616e))}
+	m.prefix = m.ids(p.Prefix)
+	return m
+}
+
+func (m *maker) ids(n int) []int {
+	ids := make([]int, n)
+	for i := range ids {
+		ids[i] = firstID + m.r.IntN(m.plan.Vocab-firstID)
+	}
+	return ids
+}
+
+func (m *maker) next() client.Request {
+	n := m.plan.Prompt.Draw(m.r)
+	prompt := append(append(make([]int, 0, n), m.prefix[:min(n, len(m.prefix))]...), m.ids(max(0, n-len(m.prefix)))...)
+	f := map[string]any{
+		"model": m.plan.Model, "prompt": prompt, "max_tokens": m.plan.Output.Draw(m.r), "temperature": m.plan.Temperature,
+		"stream": m.plan.Stream, "seed": m.r.Int32(),
+	}
+	if m.plan.IgnoreEOS {
+		f["ignore_eos"] = true
+	}
+	if m.plan.Stream {
+		f["stream_options"] = map[string]any{"include_usage": true}
+	}
+	m.made++
+	return client.Request{Fields: f}
+}
+
+// pause is the time to the next arrival of a Poisson process.
+func (m *maker) pause() time.Duration {
+	return time.Duration(m.r.ExpFloat64() / m.plan.Rate * float64(time.Second))
+}
+
+// Run sends the load and returns the summary. Progress goes to progress (may be nil) once a second. When ctx ends, running
+// requests are cancelled and the summary covers what had ended.
+func Run(ctx context.Context, p Plan, progress io.Writer) (Summary, error) {
+	if err := p.Check(); err != nil {
+		return Summary{}, err
+	}
+	c := client.New(p.URL, p.Concurrency)
+	defer c.Close()
+	t := newTally(time.Now())
+	stop := t.report(progress, p.Requests)
+	defer stop()
+	var wg sync.WaitGroup
+	free := make(chan struct{}, p.Concurrency)
+	m := newMaker(p)
+	for p.Requests == 0 || m.made < p.Requests {
+		if p.Duration > 0 && time.Since(t.start) >= p.Duration || !p.admit(ctx, m, free) {
+			break
+		}
+		r := m.next()
+		if p.Rate > 0 && len(free) == cap(free) {
+			t.shed()
+			continue
+		}
+		free <- struct{}{}
+		t.begin()
+		wg.Go(func() {
+			defer func() { <-free }()
+			res, err := one(ctx, c, p, r)
+			t.end(res, err)
+		})
+	}
+	wg.Wait()
+	return t.summary(time.Now()), nil
+}
+
+// admit waits for the moment of the next request: an arrival, or a free place. It returns false when ctx ended.
+func (p Plan) admit(ctx context.Context, m *maker, free chan struct{}) bool {
+	if p.Rate > 0 {
+		timer := time.NewTimer(m.pause())
+		defer timer.Stop()
+		select {
+		case <-ctx.Done():
+			return false
+		case <-timer.C:
+			return true
+		}
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case free <- struct{}{}:
+		<-free // only this goroutine fills the channel, so the place stays free
+		return true
+	}
+}
+
+func one(ctx context.Context, c *client.Client, p Plan, r client.Request) (*client.Result, error) {
+	if p.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, p.Timeout)
+		defer cancel()
+	}
+	return c.Do(ctx, r)
+}
+
+// Kind names an error for the summary.
+func Kind(err error) string {
+	var status *client.StatusError
+	var netErr net.Error
+	var op *net.OpError
+	switch {
+	case errors.As(err, &status) && status.Status != 0:
+		return fmt.Sprintf("status_%d_%s", status.Status, status.Stage)
+	case errors.As(err, &status):
+		return "stream_error_" + status.Stage
+	case errors.Is(err, client.ErrNoEnd), errors.Is(err, io.ErrUnexpectedEOF):
+		return "truncated"
+	case errors.Is(err, context.Canceled):
+		return "cancelled"
+	case errors.As(err, &netErr) && netErr.Timeout():
+		return "timeout"
+	case errors.As(err, &op) && op.Op == "dial":
+		return "connect"
+	default:
+		return "other"
+	}
+}
