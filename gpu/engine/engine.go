@@ -45,6 +45,8 @@ type Config struct {
 	KVEvents        func(kvevent.Event) // told of stored and removed blocks on the engine's goroutine; must not block
 	Epoch           int64               // of KVEvents; 0: Now at the start
 	OnIteration     func(*Iteration)    // called on the engine's goroutine after each step; nil costs nothing
+	OnIdle          func(*Iteration)    // called there when nothing is left to run, with what was counted since the last step
+	RequestStates   bool                // OnIteration is told the state of every request
 }
 
 func (c *Config) setDefaults(info backend.Info) {
@@ -101,6 +103,7 @@ type Engine struct {
 	deadline  int64 // the earliest of anything, 0 for none
 	failures  int   // failed steps in a row
 	interval  Iteration
+	missed    int64 // of the pool's totals, as of the last admission
 	eventSeq  int64
 	timer     *time.Timer
 	drainDone bool
@@ -171,6 +174,9 @@ func (e *Engine) Run(ctx context.Context) error {
 		}
 		e.publishLoad()
 		e.checkDrained()
+		if len(e.flights) == 0 {
+			e.idled()
+		}
 		err = e.wait(ctx)
 	}
 	return e.stop(err)
@@ -237,6 +243,7 @@ func (e *Engine) stop(cause error) error {
 		e.unlease(x)
 	}
 	e.publishLoad()
+	e.idled()
 	close(e.stopped)
 	return cause
 }

@@ -1,74 +1,9 @@
 package engine
 
 import (
-	"meridian.internal/gpu/backend"
-	"meridian.internal/gpu/kv"
 	"meridian.internal/gpu/sched"
 	"meridian.internal/shared/infer"
 )
-
-// Iteration is what one step was, for whoever keeps statistics. It is reused: valid until OnIteration returns. Counts
-// of requests are since the iteration before.
-type Iteration struct {
-	Iter        int64
-	BuiltNS     int64 // the batch was built
-	CollectedNS int64 // the host had the results
-	Stamps      backend.Stamps
-	Err         error // the device failed the step
-
-	BatchSize     int
-	ContextSeqs   int // entries that are prefill
-	ContextTokens int
-	DecodeSeqs    int
-	KVTokens      int // tokens in KV before the step, of all entries
-
-	Running, Waiting int // sequences, after the step
-	KV               kv.Stats
-
-	NewRequests int
-	Completed   int // stop or length
-	Cancelled   int
-	Expired     int
-	Failed      int
-	Preempted   int
-	// OutputTokens were sampled and given out; those of sequences that had ended already are not counted.
-	OutputTokens int
-}
-
-func (it *Iteration) count(reason infer.FinishReason) {
-	switch reason {
-	case infer.FinishCancelled:
-		it.Cancelled++
-	case infer.FinishExpired:
-		it.Expired++
-	case infer.FinishFailed:
-		it.Failed++
-	default:
-		it.Completed++
-	}
-}
-
-// iterated reports a collected step.
-func (e *Engine) iterated(f *flight, now int64) {
-	if e.cfg.OnIteration == nil {
-		return
-	}
-	it := &e.interval
-	it.Iter, it.BuiltNS, it.CollectedNS = f.batch.Iter, f.builtNS, now
-	it.Stamps, it.Err, it.BatchSize = f.step.Stamps, f.step.Err, len(f.items)
-	for _, i := range f.items {
-		it.KVTokens += i.KVLen
-		if i.KVLen < i.Seq.Data.(*Sequence).target {
-			it.ContextSeqs++
-			it.ContextTokens += i.Tokens
-		} else {
-			it.DecodeSeqs++
-		}
-	}
-	it.Running, it.Waiting, it.KV = len(e.sched.Running()), len(e.sched.Waiting()), e.pool.Stats()
-	e.cfg.OnIteration(it)
-	*it = Iteration{}
-}
 
 // admitted takes note that a sequence got its slot and blocks.
 func (e *Engine) admitted(q *sched.Seq) {
@@ -77,10 +12,9 @@ func (e *Engine) admitted(q *sched.Seq) {
 	if s.counted { // the first time
 		s.uncount()
 		s.report.CachedTokens = min(q.Cached, len(s.req.Prompt))
-		s.report.KV.ReusedBlocks = q.Prefix.Blocks()
-		s.report.KV.MissedBlocks = s.base/e.info.TokensPerBlock - q.Prefix.Blocks()
+		e.activated(s)
 	}
-	s.blocks = max(s.blocks, len(q.Blocks))
+	s.countBlocks(q)
 	if s.export != nil {
 		e.lease(s.export)
 	}
@@ -94,42 +28,53 @@ func (e *Engine) scheduled(s *Sequence, it sched.Item, now int64) {
 	r := &s.report
 	if r.FirstScheduledNS == 0 {
 		r.FirstScheduledNS, r.FirstIter = now, e.iter
+		if s.req.ReturnPerfMetrics {
+			s.steps = &stepLog{max: e.cfg.MaxStepRecords}
+		}
 	}
 	r.LastIter = e.iter
-	s.blocks = max(s.blocks, len(it.Seq.Blocks))
+	if n := len(it.Seq.Blocks); n > s.blocks {
+		r.KV.AllocNewBlocks += n - s.blocks
+		s.blocks = n
+	}
 	if s.preemptedNS != 0 {
 		r.PreemptedNS += now - s.preemptedNS
 		s.preemptedNS = 0
+		e.interval.Resumed++
 	}
 }
 
-// record keeps the sequence's part of a step: a chunk of prefill, or a decode step when these were asked for.
+// countBlocks counts what a sequence got when it was admitted; it may be admitted again after a preemption.
+func (s *Sequence) countBlocks(q *sched.Seq) {
+	kv, totals := &s.report.KV, s.e.pool.Stats().Totals
+	kv.ReusedBlocks += q.Prefix.Blocks()
+	kv.AllocNewBlocks += len(q.Blocks) - q.Prefix.Blocks()
+	kv.MissedBlocks += int(totals.Missed - s.e.missed)
+	s.e.missed = totals.Missed
+	s.blocks = len(q.Blocks)
+}
+
+// record keeps the sequence's part of a step: a chunk of prefill, or a decode step when these were asked for. It is a chunk
+// if the prompt is computed here and no token was sampled before; computing anew what a preemption lost belongs to the
+// decode step that waits for it.
 func (s *Sequence) record(it sched.Item, f *flight, now int64) {
-	st := f.step.Stamps
-	if it.KVLen < s.target {
+	st := &f.step.Stamps
+	if it.KVLen < s.target && s.report.OutputTokens == 0 && s.req.Kind != infer.GenerationOnly {
 		s.report.Chunks = append(s.report.Chunks, infer.Chunk{
 			Iter: f.batch.Iter, Tokens: it.Tokens, KVTokens: it.KVLen, BatchSize: len(f.items),
 			ForwardStartNS: st.ForwardStartNS, ForwardEndNS: st.ForwardEndNS, SampleEndNS: st.SampleEndNS,
 		})
 		return
 	}
-	s.steps++
-	c := s.report.Steps
-	if c == nil {
-		return
+	if s.steps != nil {
+		s.steps.add(step{
+			iter: f.batch.Iter, forwardStart: st.ForwardStartNS, forwardEnd: st.ForwardEndNS, sampleEnd: st.SampleEndNS, token: now,
+			step: int32(s.step), kv: int32(it.KVLen), batch: int32(len(f.items)), tokens: int32(it.Tokens),
+		})
 	}
-	if len(c.Step) >= s.e.cfg.MaxStepRecords {
-		c.Truncated++
-		return
+	if it.Sample {
+		s.step++
 	}
-	c.Step = append(c.Step, int32(s.steps-1))
-	c.Iter = append(c.Iter, f.batch.Iter)
-	c.ForwardStartNS = append(c.ForwardStartNS, st.ForwardStartNS)
-	c.ForwardEndNS = append(c.ForwardEndNS, st.ForwardEndNS)
-	c.SampleEndNS = append(c.SampleEndNS, st.SampleEndNS)
-	c.TokenNS = append(c.TokenNS, now)
-	c.KVTokens = append(c.KVTokens, int32(it.KVLen))
-	c.BatchSize = append(c.BatchSize, int32(len(f.items)))
 }
 
 func (s *Sequence) stampToken(now int64) {
@@ -146,6 +91,5 @@ func (s *Sequence) endReport(now int64) {
 		r.PreemptedNS += now - s.preemptedNS
 		s.preemptedNS = 0
 	}
-	r.KV.AllocTotalBlocks = s.blocks
-	r.KV.AllocNewBlocks = s.blocks - r.KV.ReusedBlocks
+	r.KV.AllocTotalBlocks = r.KV.AllocNewBlocks + r.KV.ReusedBlocks
 }

@@ -48,9 +48,10 @@ type Sequence struct {
 	ended       bool
 	poisoned    bool  // a step failed: its KV may be wrong and must not be cached
 	preemptedNS int64 // when, 0 if it is not
-	blocks      int   // most blocks it had
-	steps       int   // decode steps so far
+	blocks      int   // that it had when it was last looked at
+	step        int   // decode steps so far
 	report      infer.Report
+	steps       *stepLog // nil unless asked for; read by the consumer once the sequence has ended
 
 	mu     sync.Mutex // guards tokens, done and over
 	tokens []infer.Token
@@ -90,9 +91,6 @@ func (e *Engine) newSequence(r infer.Request) (*Sequence, error) {
 		Limit: len(r.Prompt) + r.MaxTokens, Match: s.base, Data: s,
 	}
 	s.report.PromptTokens = len(r.Prompt)
-	if r.ReturnPerfMetrics {
-		s.report.Steps = new(infer.Steps)
-	}
 	return s, nil
 }
 
@@ -136,7 +134,9 @@ func (e *Engine) accept(s *Sequence) error {
 }
 
 func (e *Engine) add(s *Sequence) {
-	e.interval.NewRequests++
+	if !s.req.Probe {
+		e.interval.NewRequests++
+	}
 	e.sched.Add(&s.q)
 	e.noteDeadline(s.deadline())
 }
@@ -159,6 +159,9 @@ func (s *Sequence) Next(ctx context.Context) ([]infer.Token, *infer.Done, error)
 		case over:
 			return nil, nil, io.EOF
 		case done != nil || len(tokens) > 0:
+			if done != nil && s.steps != nil { // here, so that the engine's goroutine need not
+				done.Report.Steps, s.steps = s.steps.columns(), nil
+			}
 			return tokens, done, nil
 		}
 		select {
@@ -223,7 +226,9 @@ func (e *Engine) end(s *Sequence, done infer.Done, last []infer.Token) {
 	if s.hold != nil {
 		s.hold.fail(done.Err)
 	}
-	e.interval.count(done.Reason)
+	if !s.req.Probe {
+		e.interval.count(done.Reason)
+	}
 	s.deliver(last, &done)
 }
 

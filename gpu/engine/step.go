@@ -16,6 +16,7 @@ type flight struct {
 	logits  []int
 	exports []written
 	builtNS int64
+	counts  Batch
 }
 
 // written is an entry whose KV a transfer waits for.
@@ -43,6 +44,7 @@ func (e *Engine) submit() bool {
 	e.iter++
 	f.builtNS = now
 	e.build(f)
+	e.countBatch(f)
 	f.step = e.b.Submit(&f.batch)
 	e.flights = append(e.flights, f)
 	return true
@@ -160,7 +162,12 @@ func (e *Engine) advance(s *Sequence, it sched.Item, f *flight, i int, now int64
 	s.record(it, f, now)
 	s.report.OutputTokens++
 	s.stampToken(now)
-	e.interval.OutputTokens++
+	if !s.req.Probe {
+		e.interval.OutputTokens++
+		if it.KVLen >= s.target {
+			e.interval.Decoded++
+		}
+	}
 	if done, ok := s.finish(); ok {
 		e.end(s, done, []infer.Token{token})
 		return

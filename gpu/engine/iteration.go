@@ -1,0 +1,198 @@
+package engine
+
+import (
+	"meridian.internal/gpu/backend"
+	"meridian.internal/gpu/kv"
+	"meridian.internal/gpu/sched"
+	"meridian.internal/shared/infer"
+)
+
+// Iteration is what one step was, for whoever keeps statistics. It is reused: valid until OnIteration returns. Counts
+// of requests are since the iteration before, probes not among them.
+type Iteration struct {
+	Iter        int64
+	BuiltNS     int64 // the batch was built
+	CollectedNS int64 // the host had the results
+	EndNS       int64 // the host had dealt with them
+	Stamps      backend.Stamps
+	Err         error // the device failed the step
+
+	Batch
+	Running, Waiting int // sequences, after the step
+	KV               kv.Stats
+
+	NewRequests int   // accepted
+	NewActive   int   // got their first slot
+	QueuedNS    int64 // time that these had waited for it, in all
+	Completed   int   // stop or length
+	Cancelled   int
+	Expired     int
+	Failed      int
+	Preempted   int
+	Resumed     int // scheduled again after they were preempted
+	// OutputTokens were sampled and given out; those of sequences that had ended already are not counted.
+	OutputTokens int
+	Decoded      int // those of them that decode entries gave
+	Requests     []RequestState
+}
+
+// Batch counts what a batch holds and what waits for one. It is taken when the batch is built, before the forward changes
+// the state of any request.
+type Batch struct {
+	BatchSize       int
+	ContextSeqs     int // entries that are prefill
+	ContextTokens   int // computed by them
+	ContextKVTokens int // read by them: in KV before the step
+	DecodeSeqs      int
+	DecodeKVTokens  int
+
+	QueuedContext       int // sequences whose prefill is not in the batch
+	QueuedContextTokens int
+	QueuedDecode        int // sequences that wait for KV of another node
+	QueuedDecodeTokens  int
+	Paused              int // preempted sequences
+	PausedTokens        int // known tokens of these
+}
+
+// Stage is how far a request is.
+type Stage string
+
+// The stages, in TensorRT-LLM's words.
+const (
+	StageQueued  Stage = "QUEUED"
+	StageContext Stage = "CONTEXT_IN_PROGRESS"
+	StageDecode  Stage = "GENERATION_IN_PROGRESS"
+)
+
+// RequestState is one request as of a step; it is collected with Config.RequestStates.
+type RequestState struct {
+	ID        int64
+	Stage     Stage
+	Computed  int // tokens of the prompt in KV
+	Output    int // tokens given out
+	Scheduled bool
+	Paused    bool
+	KV        infer.KVCounts
+}
+
+func (it *Iteration) count(reason infer.FinishReason) {
+	switch reason {
+	case infer.FinishCancelled:
+		it.Cancelled++
+	case infer.FinishExpired:
+		it.Expired++
+	case infer.FinishFailed:
+		it.Failed++
+	default:
+		it.Completed++
+	}
+}
+
+// activated counts a sequence that got its first slot.
+func (e *Engine) activated(s *Sequence) {
+	if e.cfg.OnIteration == nil || s.req.Probe {
+		return
+	}
+	e.interval.NewActive++
+	e.interval.QueuedNS += e.cfg.Now() - s.report.QueuedNS
+}
+
+// countBatch fills in what the batch of a step holds and what is left out.
+func (e *Engine) countBatch(f *flight) {
+	if e.cfg.OnIteration == nil {
+		return
+	}
+	c := Batch{BatchSize: len(f.items)}
+	for i := range f.items {
+		it := &f.items[i]
+		if it.KVLen < it.Seq.Data.(*Sequence).target {
+			c.ContextSeqs++
+			c.ContextTokens += it.Tokens
+			c.ContextKVTokens += it.KVLen
+		} else {
+			c.DecodeSeqs++
+			c.DecodeKVTokens += it.KVLen
+		}
+	}
+	for _, q := range e.sched.Waiting() {
+		c.countWaiting(q)
+	}
+	if running := e.sched.Running(); len(running) > len(f.items) {
+		for _, q := range running {
+			if q.Held || q.Data.(*Sequence).report.LastIter != e.iter {
+				c.countWaiting(q)
+			}
+		}
+	}
+	f.counts = c
+}
+
+func (c *Batch) countWaiting(q *sched.Seq) {
+	s := q.Data.(*Sequence)
+	switch {
+	case s.preemptedNS != 0:
+		c.Paused++
+		c.PausedTokens += len(q.Tokens)
+	case q.Held:
+		c.QueuedDecode++
+		c.QueuedDecodeTokens += len(q.Tokens)
+	default:
+		c.QueuedContext++
+		c.QueuedContextTokens += len(q.Tokens) - q.Computed
+	}
+}
+
+// iterated reports a collected step.
+func (e *Engine) iterated(f *flight, now int64) {
+	if e.cfg.OnIteration == nil {
+		return
+	}
+	it := &e.interval
+	it.Iter, it.BuiltNS, it.CollectedNS = f.batch.Iter, f.builtNS, now
+	it.Stamps, it.Err, it.Batch = f.step.Stamps, f.step.Err, f.counts
+	if e.cfg.RequestStates {
+		it.Requests = e.requestStates(it.Requests[:0], f.batch.Iter)
+	}
+	it.Running, it.Waiting, it.KV = len(e.sched.Running()), len(e.sched.Waiting()), e.pool.Stats()
+	it.EndNS = e.cfg.Now()
+	e.cfg.OnIteration(it)
+	*it = Iteration{Requests: it.Requests}
+}
+
+// idled hands out what was counted since the last step, when there is no step in flight and none to submit.
+func (e *Engine) idled() {
+	if e.cfg.OnIdle == nil {
+		return
+	}
+	it := &e.interval
+	it.Iter, it.Requests = e.iter, it.Requests[:0]
+	it.Running, it.Waiting, it.KV = len(e.sched.Running()), len(e.sched.Waiting()), e.pool.Stats()
+	it.EndNS = e.cfg.Now()
+	e.cfg.OnIdle(it)
+	*it = Iteration{Requests: it.Requests}
+}
+
+func (e *Engine) requestStates(dst []RequestState, iter int64) []RequestState {
+	for _, list := range [][]*sched.Seq{e.sched.Running(), e.sched.Waiting()} {
+		for _, q := range list {
+			dst = append(dst, q.Data.(*Sequence).state(iter))
+		}
+	}
+	return dst
+}
+
+func (s *Sequence) state(iter int64) RequestState {
+	st := RequestState{
+		ID: s.req.ID, Stage: StageQueued, Computed: min(s.q.Computed, len(s.req.Prompt)), Output: s.report.OutputTokens,
+		Scheduled: s.report.LastIter >= iter && s.report.FirstIter <= iter && s.q.Running(), Paused: s.preemptedNS != 0, KV: s.report.KV,
+	}
+	st.KV.AllocTotalBlocks = st.KV.AllocNewBlocks + st.KV.ReusedBlocks
+	switch {
+	case !s.q.Running() || s.q.Held:
+	case s.q.Computed < s.target:
+		st.Stage = StageContext
+	default:
+		st.Stage = StageDecode
+	}
+	return st
+}
