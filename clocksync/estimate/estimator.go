@@ -190,14 +190,18 @@ func (e *Estimator) Add(b Burst) Verdict {
 	if best.ok {
 		now = max(best.loX, best.upX)
 		e.followSlew(b, now)
-		first := e.cur == nil
-		e.absorb(best, now, &v)
-		if first || now > e.newest {
-			e.newest = now
-		}
+		e.enter(best, now, &v)
 	}
 	e.judge(v, now)
 	return v
+}
+
+func (e *Estimator) enter(b bestOf, now int64, v *Verdict) {
+	first := e.cur == nil
+	e.absorb(b, now, v)
+	if first || now > e.newest {
+		e.newest = now
+	}
 }
 
 // in gives the two bounds in the coordinates of a segment, widened by what the mapping may err.

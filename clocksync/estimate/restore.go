@@ -15,11 +15,25 @@ func (e *Estimator) Restore(old []Stored) {
 			continue
 		}
 		var v Verdict
-		first, now := e.cur == nil, max(b.loX, b.upX)
-		e.absorb(b, now, &v)
-		if first || now > e.newest {
-			e.newest = now
-		}
+		e.enter(b, max(b.loX, b.upX), &v)
 		e.stats.Restored++
 	}
+}
+
+// AddBounds takes bounds that were proven otherwise than by an exchange of ours. It is held against the prediction as a
+// burst is.
+func (e *Estimator) AddBounds(s Stored) Verdict {
+	var v Verdict
+	b := bestOf{lo: s.LowerNS, loX: s.LowerAtNS, up: s.UpperNS, upX: s.UpperAtNS, ok: true}
+	now := max(b.loX, b.upX)
+	e.stats.Bursts++
+	e.stats.Exchanges++
+	if b.excluded(e.lim.rho) {
+		v.Impossible = 1
+		e.stats.Impossible++
+	} else {
+		e.enter(b, now, &v)
+	}
+	e.judge(v, now)
+	return v
 }

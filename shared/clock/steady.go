@@ -1,6 +1,7 @@
 package clock
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
@@ -24,6 +25,7 @@ const (
 	// to a microsecond; a suspend lasts far longer. It exceeds the quantum of the epoch, so that a new epoch differs.
 	suspendSlackNS   = 1_500_000
 	suspendQuantumNS = 1_000_000
+	suspendCheckNS   = 1_000_000
 	maxFaultSkewPPM  = 100_000
 )
 
@@ -36,6 +38,7 @@ type Steady struct {
 	instance  uint32
 	facts     facts
 	epoch     atomic.Pointer[epochState]
+	checked   atomic.Int64 // mono at which the suspend time was last read
 
 	faulty   bool
 	rate     float64 // fault: extra seconds per second
@@ -80,7 +83,7 @@ func New(o Options) (*Steady, error) {
 		facts.fault = fmt.Sprintf("%08x %+v", s.instance, o)
 	}
 	s.facts = facts
-	suspend, err := s.suspended()
+	suspend, err := suspended()
 	if err != nil {
 		return nil, err
 	}
@@ -156,10 +159,16 @@ func (s *Steady) AnchorErrNS() int64 { return s.anchorErr }
 // Faulty says that the clock is wrong on purpose (the explicit test mode).
 func (s *Steady) Faulty() bool { return s.faulty }
 
-// ID returns the clock's id now. It reads the kernel's suspend time (about 1 µs): after a suspend the epoch is another.
+// ID returns the clock's id now: after a suspend the epoch is another. The kernel's suspend time is read (some µs) when the
+// last reading is more than a millisecond old.
 func (s *Steady) ID() ID {
 	cur := s.epoch.Load()
-	suspend, err := s.suspended()
+	now := s.anchor + int64(time.Since(s.base))
+	if now-s.checked.Load() < suspendCheckNS {
+		return cur.id
+	}
+	s.checked.Store(now)
+	suspend, err := suspended()
 	if err != nil || abs(suspend-cur.suspendNS) <= suspendSlackNS {
 		return cur.id
 	}
@@ -172,14 +181,15 @@ func (s *Steady) newEpoch(suspendNS int64) *epochState {
 	return &epochState{suspendNS: suspendNS, id: MakeID(s.facts.hash(q), s.instance)}
 }
 
-// suspended returns BOOTTIME - MONOTONIC, which grows only by suspends. Both are kernel readings: no fault enters.
-func (s *Steady) suspended() (int64, error) {
+// suspended returns BOOTTIME - MONOTONIC, which grows only by suspends. All three readings are the kernel's, so that neither
+// a fault nor a test's invented time enters.
+func suspended() (int64, error) {
 	best, value := int64(1<<63-1), int64(0)
 	for range 3 {
-		a := s.anchor + int64(time.Since(s.base))
-		boot, err := kernelBoot()
-		b := s.anchor + int64(time.Since(s.base))
-		if err != nil {
+		a, err1 := kernelMono()
+		boot, err2 := kernelBoot()
+		b, err3 := kernelMono()
+		if err := cmp.Or(err1, err2, err3); err != nil {
 			return 0, err
 		}
 		if b-a < best {

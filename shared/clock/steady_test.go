@@ -102,6 +102,7 @@ func TestASuspendMakesANewEpochAndReadNoiseDoesNot(t *testing.T) {
 	noisy := cur
 	noisy.suspendNS += suspendSlackNS / 2
 	s.epoch.Store(&noisy)
+	s.checked.Store(0)
 	if got := s.ID(); got != before {
 		t.Errorf("id became %s after read noise of %d ns", got, suspendSlackNS/2)
 	}
@@ -109,6 +110,7 @@ func TestASuspendMakesANewEpochAndReadNoiseDoesNot(t *testing.T) {
 	slept.suspendNS -= 2 * suspendSlackNS
 	slept.id = s.newEpoch(slept.suspendNS).id
 	s.epoch.Store(&slept)
+	s.checked.Store(0)
 	if got := s.ID(); got == slept.id || got.Instance() != before.Instance() {
 		t.Errorf("id %s after a suspend of %d ns, was %s", got, 2*suspendSlackNS, slept.id)
 	}
