@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"meridian.internal/clocksync/track"
+	"meridian.internal/clocksync/utc"
 	"meridian.internal/shared/clock"
 )
 
@@ -41,13 +42,29 @@ type Clocks struct {
 	Clocks []Row  `json:"clocks"`
 	Name   string `json:"name"`
 	Leads  bool   `json:"leads"`
+	// UTC against this daemon's clock; null: no server is configured, or no majority of them agrees.
+	UTC        *utc.State   `json:"utc"`
+	UTCServers []utc.Server `json:"utc_servers"`
 }
 
 // Routes adds GET /clocks.
 func (s *Service) Routes(e *echo.Echo) {
 	e.GET("/clocks", func(c echo.Context) error {
-		return c.JSON(http.StatusOK, Clocks{Clocks: s.Rows(), Name: s.opts.Name, Leads: s.lead.held()})
+		return c.JSON(http.StatusOK, s.Clocks())
 	})
+}
+
+// Clocks states everything that is known.
+func (s *Service) Clocks() Clocks {
+	c := Clocks{Clocks: s.Rows(), Name: s.opts.Name, Leads: s.lead.held(), UTCServers: []utc.Server{}}
+	if s.opts.UTC != nil {
+		st, ok := s.opts.UTC.Now()
+		c.UTCServers = st.Servers
+		if ok {
+			c.UTC = &st
+		}
+	}
+	return c
 }
 
 // Rows states every estimate: each node against each router, and all against this daemon.
@@ -165,6 +182,10 @@ func (m metrics) counters(ch chan<- prometheus.Metric) {
 		count("steps_total", "steps of the clock", st.Stats.Steps, l, v)
 		count("assumption_violations_total", "predictions that the declared limits did not hold", st.Stats.Violations+st.Stats.Infeasible, l, v)
 		count("conflicts_total", "times that two processes claimed the name", st.Conflicts, l, v)
+	}
+	if c := m.s.Clocks(); c.UTC != nil {
+		ch <- prometheus.MustNewConstMetric(desc("utc_bound_seconds", "how far UTC may be off"), prometheus.GaugeValue, float64(c.UTC.Bound)*1e-9)
+		ch <- prometheus.MustNewConstMetric(desc("utc_agree", "NTP servers that agree"), prometheus.GaugeValue, float64(c.UTC.Agree))
 	}
 	count("published_total", "estimates put into the bucket", m.s.out.published.Load(), nil, nil)
 	count("publish_dropped_total", "log entries dropped, NATS being slow or away", m.s.out.dropped.Load()+m.s.out.failed.Load(), nil, nil)

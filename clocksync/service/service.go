@@ -14,6 +14,7 @@ import (
 
 	"meridian.internal/clocksync/estimate"
 	"meridian.internal/clocksync/track"
+	"meridian.internal/clocksync/utc"
 	"meridian.internal/shared/bus"
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/node"
@@ -29,7 +30,8 @@ type Options struct {
 	KernelDir string
 	Limits    estimate.Config
 	Burst     int
-	Workers   []Worker // foreign workers, which are in no registry
+	UTC       *utc.Tracker // nil: no NTP server is configured
+	Workers   []Worker     // foreign workers, which are in no registry
 	Logger    *slog.Logger
 }
 
@@ -79,6 +81,10 @@ func (s *Service) Run(ctx context.Context) error {
 	g.Go(func() error { return s.out.run(ctx) })
 	g.Go(func() error { return s.push.run(ctx) })
 	g.Go(func() error { return s.follow(ctx) })
+	if s.opts.UTC != nil {
+		g.Go(func() error { return s.opts.UTC.Run(ctx) })
+		g.Go(func() error { return s.tellUTC(ctx) })
+	}
 	return g.Wait()
 }
 

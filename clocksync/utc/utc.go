@@ -67,7 +67,7 @@ type State struct {
 	clock.Estimate
 	Bound   int64    `json:"bound_ns"`
 	Agree   int      `json:"agree"`
-	Servers []Server `json:"servers"`
+	Servers []Server `json:"-"`
 }
 
 // Tracker follows UTC.

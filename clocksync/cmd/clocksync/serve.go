@@ -14,6 +14,7 @@ import (
 	"meridian.internal/clocksync/estimate"
 	"meridian.internal/clocksync/respond"
 	"meridian.internal/clocksync/service"
+	"meridian.internal/clocksync/utc"
 	"meridian.internal/shared/bus"
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/node"
@@ -29,6 +30,9 @@ type serveCmd struct {
 	Worker          []string      `help:"Foreign worker that is in no registry: its /steady_clock_offset is read over HTTP and gets 'offset' alone." placeholder:"[NAME=]URL"`
 	SharedKernelDir string        `help:"Folder shared by co-located containers, in which they prove that they run on one kernel." type:"path" placeholder:"DIR"`
 	ClockKeyFile    string        `help:"File with the HMAC key of clock packets; the same on every process. Default: not signed." type:"path" placeholder:"FILE"`
+	NTP             []string      `help:"NTP server for UTC; give three or more, of which a majority must agree. Default: no UTC." name:"ntp" placeholder:"HOST[:PORT]"`
+	NTPEvery        time.Duration `help:"Least time between two questions to an NTP server." name:"ntp-every" default:"64s"`
+	NTPUnanchored   bool          `help:"Believe NTP servers that tell their own clock (a laboratory)." name:"ntp-unanchored"`
 	ClockRho        float64       `help:"Declared limit on the rate difference of two clocks, in ppm. Too small a number makes bounds that miss." default:"200"`
 	ClockEta        float64       `help:"Declared limit on its change, in ppm per second: 0.1 for steady rooms, 0.5 for hot machines." default:"0.1"`
 	Burst           int           `help:"Exchanges in one burst; 8 for loaded networks." default:"4"`
@@ -48,6 +52,9 @@ func (c *serveCmd) Run(ctx context.Context, log *slog.Logger) error {
 	if c.ClockRho <= 0 || c.ClockRho > 100_000 || c.ClockEta <= 0 || c.ClockEta > 1000 {
 		return fmt.Errorf("--clock-rho %v, --clock-eta %v: want positive numbers of ppm (at most 100000 and 1000)", c.ClockRho, c.ClockEta)
 	}
+	if c.NTPEvery < time.Second {
+		return fmt.Errorf("--ntp-every %v: want at least 1s", c.NTPEvery)
+	}
 	if c.Burst < 1 || c.Burst > 64 {
 		return fmt.Errorf("--burst %d: want 1 to 64", c.Burst)
 	}
@@ -61,10 +68,14 @@ func (c *serveCmd) Run(ctx context.Context, log *slog.Logger) error {
 	}
 	defer conn.Close()
 	registry := node.NewRegistry(conn, log, nil)
+	var u *utc.Tracker
+	if len(c.NTP) > 0 {
+		u = utc.New(utc.Options{Servers: c.NTP, Steady: steady, Every: c.NTPEvery, Unanchored: c.NTPUnanchored, Logger: log})
+	}
 	svc := service.New(service.Options{
 		Name: c.Name, Steady: steady, Conn: conn, Registry: registry, Key: key, KernelDir: c.SharedKernelDir, Burst: c.Burst,
-		Limits:  estimate.Config{RhoPPM: c.ClockRho, EtaPPMPerS: c.ClockEta, VoidAfter: c.VoidAfter},
-		Workers: workers, Logger: log,
+		Limits: estimate.Config{RhoPPM: c.ClockRho, EtaPPMPerS: c.ClockEta, VoidAfter: c.VoidAfter},
+		UTC:    u, Workers: workers, Logger: log,
 	})
 	return c.serve(ctx, daemon{svc, registry, conn, steady, key, log})
 }
