@@ -113,7 +113,7 @@ func shape(l *Line) string {
 func TestGenerationFirstTilesTheWholeRequest(t *testing.T) {
 	l := Merge(parts(ring()), clocks())
 	want := "router_receive 500;router_place 100;gen_dispatch 300;gen_parse 100;gen_admit 300;kv_open 400;gen_headers_return 300;ctx_dispatch 300;" +
-		"ctx_parse 100;ctx_queue 1600;prefill_launch 200;prefill 2000;prefill_wait 500;prefill 2000;prefill_sample 250;prefill_sync 150;kv_handover 1900;" +
+		"ctx_parse 100;ctx_queue 1600;device_queue 200;prefill 2000;prefill_wait 500;prefill 2000;prefill_sample 250;prefill_sync 150;kv_handover 1900;" +
 		"gen_start 1000;gen_emit 200;return_network 1800;relay 100;decode 25900;finish 200;"
 	if got := shape(l); got != want {
 		t.Errorf("spans\n%s\nwant\n%s", got, want)
@@ -149,7 +149,7 @@ func TestContextFirstTilesTheWholeRequest(t *testing.T) {
 		r.Style = styleCtxFirst
 	}
 	l := Merge(parts(rs), clocks())
-	want := "router_receive 500;router_place 100;ctx_dispatch 400;ctx_parse 100;ctx_queue 900;prefill_launch 0;prefill 2000;prefill_wait 500;prefill 2000;prefill_sample 250;" +
+	want := "router_receive 500;router_place 100;ctx_dispatch 400;ctx_parse 100;ctx_queue 900;device_queue 0;prefill 2000;prefill_wait 500;prefill 2000;prefill_sample 250;" +
 		"prefill_sync 250;ctx_emit 500;ctx_return 1500;gen_dispatch 200;gen_parse 100;gen_admit 200;kv_handover 2000;gen_start 500;gen_emit 200;return_network 1800;relay 100;decode 25900;finish 200;"
 	if got := shape(l); got != want || *l.UnaccountedNS != 0 || !l.Complete {
 		t.Errorf("spans\n%s\nwant\n%s\nunaccounted %d, missing %v", got, want, *l.UnaccountedNS, l.Missing)
@@ -166,7 +166,7 @@ func TestAggregatedTilesTheWholeRequest(t *testing.T) {
 	}
 	rs[0].Decision.Ctx = ""
 	l := Merge(parts(rs), clocks())
-	want := "router_receive 500;router_place 100;dispatch 400;parse 100;queue 900;prefill_launch 0;prefill 2000;prefill_wait 500;prefill 2000;prefill_sample 250;prefill_sync 250;emit 500;" +
+	want := "router_receive 500;router_place 100;dispatch 400;parse 100;queue 900;device_queue 0;prefill 2000;prefill_wait 500;prefill 2000;prefill_sample 250;prefill_sync 250;emit 500;" +
 		"return_network 6500;decode 26000;finish 200;"
 	if got := shape(l); got != want || *l.UnaccountedNS != 0 || !l.Complete || *l.TTFTNS != 14*ms {
 		t.Errorf("spans\n%s\nwant\n%s\nunaccounted %d, missing %v, ttft %d", got, want, *l.UnaccountedNS, l.Missing, *l.TTFTNS)

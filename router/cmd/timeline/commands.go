@@ -1,0 +1,197 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"meridian.internal/router/check"
+	"meridian.internal/router/summary"
+	"meridian.internal/router/timeline"
+	"meridian.internal/router/traces"
+	"meridian.internal/router/waterfall"
+)
+
+// commands are the subcommands.
+type commands struct {
+	Show    showCmd    `cmd:"" help:"Draw one request as a waterfall in one clock."`
+	Summary summaryCmd `cmd:"" help:"Percentiles per span, node and pair, and the slowest requests."`
+	Check   checkCmd   `cmd:"" help:"Check that everything adds up. Exit code 0: all holds; 1: something is violated, a sentence each; 2: a file could not be read."`
+}
+
+// files are the timelines to read.
+type files struct {
+	File []string `arg:"" optional:"" help:"Files or folders of timelines. None: traces." name:"file"`
+}
+
+func (f files) open(w io.Writer) (*traces.Set, error) {
+	args := f.File
+	if len(args) == 0 {
+		args = []string{"traces"}
+	}
+	s, err := traces.Open(args)
+	if err != nil {
+		return nil, exit{2, err}
+	}
+	bad := 0
+	s.Bad = func(at traces.Position, err error) {
+		if bad++; bad <= 10 {
+			fmt.Fprintf(w, "%s: %v; the line is skipped\n", at, err)
+		}
+	}
+	return s, nil
+}
+
+// exit carries an exit code up to main.
+type exit struct {
+	code int
+	err  error
+}
+
+func (e exit) Error() string {
+	if e.err == nil {
+		return ""
+	}
+	return e.err.Error()
+}
+
+// Unwrap gives the error itself.
+func (e exit) Unwrap() error { return e.err }
+
+// ExitCode is what the process ends with.
+func (e exit) ExitCode() int { return e.code }
+
+// unreadable gives an error of reading its exit code.
+func unreadable(err error) error {
+	if err == nil || errors.Is(err, context.Canceled) {
+		return err
+	}
+	return exit{2, err}
+}
+
+type showCmd struct {
+	ID    string `arg:"" help:"Request id, the router's or the client's; or last, or slowest."`
+	Width int    `help:"Columns. 0: those of the terminal." default:"0"`
+	Color string `help:"Colours: auto, always, never." enum:"auto,always,never" default:"auto"`
+	JSON  bool   `help:"Print the line itself." name:"json"`
+	files
+}
+
+// Run draws one request.
+func (c *showCmd) Run(ctx context.Context) error {
+	s, err := c.open(os.Stderr)
+	if err != nil {
+		return err
+	}
+	l, err := c.find(ctx, s)
+	if err != nil {
+		return unreadable(err)
+	}
+	if l == nil {
+		return exit{1, fmt.Errorf("no request %q in %s", waterfall.Clean(c.ID, 80), strings.Join(s.Files, ", "))}
+	}
+	if c.JSON {
+		_, err := os.Stdout.Write(append(timeline.Append(nil, l), '\n'))
+		return err
+	}
+	t := terminal(os.Stdout)
+	if c.Width > 0 {
+		t.width = c.Width
+	}
+	return waterfall.Render(os.Stdout, l, waterfall.Options{Width: t.width, Color: t.colors(c.Color)})
+}
+
+func (c *showCmd) find(ctx context.Context, s *traces.Set) (found *timeline.Line, err error) {
+	if c.ID != "last" && c.ID != "slowest" {
+		return s.Find(ctx, c.ID)
+	}
+	err = s.Each(ctx, true, func(l *timeline.Line, _ traces.Position) error {
+		later := found == nil || l.StartNS >= found.StartNS
+		if c.ID == "slowest" {
+			later = l.TTFTNS != nil && (found == nil || found.TTFTNS == nil || *l.TTFTNS > *found.TTFTNS)
+		}
+		if later {
+			found = l
+		}
+		return nil
+	})
+	return found, err
+}
+
+type summaryCmd struct {
+	Top   int    `help:"Slowest requests to list." default:"5"`
+	Color string `help:"Colours: auto, always, never." enum:"auto,always,never" default:"auto"`
+	JSON  bool   `help:"Print one JSON object." name:"json"`
+	files
+}
+
+// Run sums up.
+func (c *summaryCmd) Run(ctx context.Context) error {
+	s, err := c.open(os.Stderr)
+	if err != nil {
+		return err
+	}
+	sum := summary.New(max(0, c.Top))
+	done := progress(s, os.Stderr)
+	err = s.Each(ctx, false, func(l *timeline.Line, _ traces.Position) error {
+		sum.Add(l)
+		return nil
+	})
+	done()
+	if err != nil {
+		return unreadable(err)
+	}
+	r := sum.Result()
+	if c.JSON {
+		return json.NewEncoder(os.Stdout).Encode(r)
+	}
+	t := terminal(os.Stdout)
+	return r.Write(os.Stdout, t.colors(c.Color))
+}
+
+type checkCmd struct {
+	Max int `help:"Violations to print." default:"50"`
+	files
+}
+
+// Run checks.
+func (c *checkCmd) Run(ctx context.Context) error {
+	out := bufio.NewWriter(os.Stdout)
+	defer out.Flush()
+	s, err := c.open(io.Discard)
+	if err != nil {
+		return err
+	}
+	faults := 0
+	say := func(at traces.Position, text string) {
+		if faults++; faults <= c.Max {
+			fmt.Fprintf(out, "%s: %s\n", at, waterfall.Clean(text, 500))
+		}
+	}
+	s.Bad = func(at traces.Position, err error) { say(at, err.Error()) }
+	checker := check.New()
+	done := progress(s, os.Stderr)
+	err = s.Each(ctx, true, func(l *timeline.Line, at traces.Position) error {
+		for _, f := range checker.Line(l, at.String()) {
+			say(at, f)
+		}
+		return nil
+	})
+	done()
+	if err != nil {
+		return unreadable(err)
+	}
+	if faults > c.Max {
+		fmt.Fprintf(out, "and %d more\n", faults-c.Max)
+	}
+	fmt.Fprintf(out, "%s requests, %s incomplete, %s violations\n", waterfall.Count(checker.Lines), waterfall.Count(checker.Incomplete), waterfall.Count(int64(faults)))
+	if faults > 0 {
+		return exit{code: 1}
+	}
+	return nil
+}

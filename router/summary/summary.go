@@ -1,0 +1,234 @@
+package summary
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"meridian.internal/router/timeline"
+	"meridian.internal/shared/phase"
+)
+
+// Summary gathers lines. It belongs to one goroutine.
+type Summary struct {
+	top      int
+	counts   Counts
+	ttft     histogram
+	e2e      histogram
+	token    histogram // per token after the first
+	rest     histogram // |unaccounted|
+	spans    map[string]*histogram
+	order    []string // names of spans as they first came
+	nodes    map[string]*histogram
+	pairs    map[string]*histogram
+	hours    map[string]*histogram
+	slowest  []Slow
+	hidden   float64 // ns of hand-over behind prefill
+	handover float64 // ns of hand-over
+}
+
+// Counts of lines.
+type Counts struct {
+	Requests     int64            `json:"requests"`
+	Outcomes     map[string]int64 `json:"outcomes"`
+	Styles       map[string]int64 `json:"styles"`
+	Complete     int64            `json:"complete"`
+	Incomplete   int64            `json:"incomplete"`
+	Amended      int64            `json:"amended"`
+	Negative     int64            `json:"negative_spans"`
+	Violations   int64            `json:"causality_violations"`
+	MaxBoundNS   *int64           `json:"max_bound_ns"`
+	PromptTokens int64            `json:"prompt_tokens"`
+	CachedTokens int64            `json:"cached_tokens"`
+	OutputTokens int64            `json:"output_tokens"`
+	KVBytes      int64            `json:"kv_bytes"`
+	HiddenShare  *float64         `json:"handover_hidden_share"` // of the hand-over's time, behind prefill
+}
+
+// Slow is a request among the slowest by TTFT.
+type Slow struct {
+	RequestID string `json:"request_id"`
+	ClientID  string `json:"client_request_id,omitempty"`
+	TTFTNS    int64  `json:"ttft_ns"`
+	Span      string `json:"span"` // that took most of it
+	Node      string `json:"node"`
+	SpanNS    int64  `json:"span_ns"`
+}
+
+// New returns an empty summary that keeps the top slowest requests.
+func New(top int) *Summary {
+	return &Summary{
+		top: top, counts: Counts{Outcomes: map[string]int64{}, Styles: map[string]int64{}}, spans: map[string]*histogram{},
+		nodes: map[string]*histogram{}, pairs: map[string]*histogram{}, hours: map[string]*histogram{},
+	}
+}
+
+// Add counts a line, which may have been parsed without phases.
+func (s *Summary) Add(l *timeline.Line) {
+	c := &s.counts
+	c.Requests++
+	c.Outcomes[string(l.Outcome)]++
+	c.Styles[l.Style]++
+	if l.Complete {
+		c.Complete++
+	} else {
+		c.Incomplete++
+	}
+	if l.Amends {
+		c.Amended++
+	}
+	c.Negative += int64(l.NegativeSpans)
+	c.Violations += int64(len(l.Violations))
+	if l.MaxBoundNS != nil && (c.MaxBoundNS == nil || *l.MaxBoundNS > *c.MaxBoundNS) {
+		c.MaxBoundNS = l.MaxBoundNS
+	}
+	c.PromptTokens += int64(l.Tokens.Prompt)
+	c.CachedTokens += int64(l.Tokens.Cached)
+	c.OutputTokens += int64(l.Tokens.Output)
+	if h := l.Handover; h != nil {
+		c.KVBytes += h.Bytes
+		if h.HiddenNS != nil && h.DurNS != nil {
+			s.hidden += float64(*h.HiddenNS)
+			s.handover += float64(*h.DurNS)
+		}
+	}
+	if l.Outcome == phase.Finished { // what failed has no latency to compare
+		s.addTimes(l)
+	}
+}
+
+func (s *Summary) addTimes(l *timeline.Line) {
+	if l.TTFTNS != nil {
+		s.ttft.add(*l.TTFTNS)
+		at(s.pairs, pair(l)).add(*l.TTFTNS)
+		if l.WallNS != 0 {
+			at(s.hours, time.Unix(0, l.WallNS).UTC().Format("2006-01-02 15:00")).add(*l.TTFTNS)
+		}
+		s.addSlow(l)
+	}
+	if l.E2ENS != nil {
+		s.e2e.add(*l.E2ENS)
+		if n := l.Tokens.Output; n > 1 && l.TTFTNS != nil {
+			s.token.add((*l.E2ENS - *l.TTFTNS) / int64(n-1))
+		}
+	}
+	if l.UnaccountedNS != nil {
+		s.rest.add(max(*l.UnaccountedNS, -*l.UnaccountedNS))
+	}
+	s.addSpans(l.Spans)
+}
+
+// addSpans counts each name once a request: the chunks of a prefill are one prefill.
+func (s *Summary) addSpans(spans []timeline.Span) {
+	for i, sp := range spans {
+		if slices.ContainsFunc(spans[:i], func(o timeline.Span) bool { return o.Name == sp.Name }) {
+			continue
+		}
+		total := int64(0)
+		for _, o := range spans[i:] {
+			if o.Name == sp.Name {
+				total += o.DurNS
+			}
+		}
+		if s.spans[sp.Name] == nil {
+			s.order = append(s.order, sp.Name)
+		}
+		at(s.spans, sp.Name).add(total)
+		if !strings.Contains(sp.Node, ">") {
+			at(s.nodes, sp.Node+"\x00"+sp.Name).add(total)
+		}
+	}
+}
+
+func at(m map[string]*histogram, k string) *histogram {
+	h := m[k]
+	if h == nil {
+		h = &histogram{}
+		m[k] = h
+	}
+	return h
+}
+
+// pair is who served the request.
+func pair(l *timeline.Line) string {
+	ctx, gen := "", ""
+	for _, a := range l.Attempts {
+		if a.Role == phase.Ctx {
+			ctx = a.Node
+		} else {
+			gen = a.Node
+		}
+	}
+	switch {
+	case ctx == "":
+		return gen
+	case gen == "":
+		return ctx
+	}
+	return ctx + " → " + gen
+}
+
+func (s *Summary) addSlow(l *timeline.Line) {
+	if s.top == 0 || (len(s.slowest) == s.top && *l.TTFTNS <= s.slowest[s.top-1].TTFTNS) {
+		return
+	}
+	w := Slow{RequestID: l.RequestID, ClientID: l.ClientRequestID, TTFTNS: *l.TTFTNS}
+	for _, sp := range l.Spans {
+		if sp.Name != "decode" && sp.Name != "finish" && sp.DurNS > w.SpanNS {
+			w.Span, w.Node, w.SpanNS = sp.Name, sp.Node, sp.DurNS
+		}
+	}
+	i, _ := slices.BinarySearchFunc(s.slowest, w, func(a, b Slow) int { return cmp.Compare(b.TTFTNS, a.TTFTNS) })
+	s.slowest = slices.Insert(s.slowest, i, w)
+	s.slowest = s.slowest[:min(len(s.slowest), s.top)]
+}
+
+// Named are quantiles under a name.
+type Named struct {
+	Name string `json:"name"`
+	Node string `json:"node,omitempty"`
+	Quantiles
+}
+
+// Result is what a summary says, for JSON and for the terminal.
+type Result struct {
+	Counts
+	TTFT        Quantiles `json:"ttft"`
+	E2E         Quantiles `json:"e2e"`
+	PerToken    Quantiles `json:"per_token"`
+	Unaccounted Quantiles `json:"unaccounted_abs"`
+	Spans       []Named   `json:"spans"` // in the order of a request
+	Nodes       []Named   `json:"nodes"`
+	Pairs       []Named   `json:"pairs"`
+	Hours       []Named   `json:"hours"`
+	Slowest     []Slow    `json:"slowest"`
+}
+
+// Result computes the quantiles.
+func (s *Summary) Result() Result {
+	r := Result{
+		Counts: s.counts, TTFT: s.ttft.quantiles(), E2E: s.e2e.quantiles(), PerToken: s.token.quantiles(), Unaccounted: s.rest.quantiles(),
+		Pairs: named(s.pairs), Hours: named(s.hours), Slowest: s.slowest,
+	}
+	if s.handover > 0 {
+		share := s.hidden / s.handover
+		r.HiddenShare = &share
+	}
+	for _, name := range s.order {
+		r.Spans = append(r.Spans, Named{Name: name, Quantiles: s.spans[name].quantiles()})
+	}
+	for _, n := range named(s.nodes) {
+		n.Node, n.Name, _ = strings.Cut(n.Name, "\x00")
+		r.Nodes = append(r.Nodes, n)
+	}
+	return r
+}
+
+func named(m map[string]*histogram) (list []Named) {
+	for name, h := range m {
+		list = append(list, Named{Name: name, Quantiles: h.quantiles()})
+	}
+	slices.SortFunc(list, func(a, b Named) int { return cmp.Compare(a.Name, b.Name) })
+	return list
+}
