@@ -23,6 +23,7 @@ type attempt struct {
 	stamps  phase.Stamps
 	failure *api.Error
 
+	open      []byte     // what the bodies of both legs begin with
 	ctxLeg    *phase.Leg // nil: not sent
 	genLeg    *phase.Leg
 	ctxAnswer *api.CtxAnswer // of the context leg

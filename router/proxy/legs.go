@@ -24,10 +24,10 @@ const (
 )
 
 // openGen sends the generation leg (or the only leg) and waits for its 200: the node has admitted the request.
-func (a *attempt) openGen(ctx context.Context, body []byte) *api.Error {
+func (a *attempt) openGen(ctx context.Context, b body) *api.Error {
 	a.stamps.GenDispatchNS = a.now()
 	a.genLeg = a.leg(a.choice.Gen)
-	res, e := a.send(ctx, "gen", a.choice.Gen, body, a.genLeg)
+	res, e := a.send(ctx, "gen", a.choice.Gen, b, a.genLeg)
 	if e != nil {
 		return e
 	}
@@ -41,11 +41,11 @@ func (a *attempt) openGen(ctx context.Context, body []byte) *api.Error {
 }
 
 // callCtx runs the context leg to its end.
-func (a *attempt) callCtx(ctx context.Context, body []byte) *api.Error {
+func (a *attempt) callCtx(ctx context.Context, b body) *api.Error {
 	defer a.choice.Ctx.Release()
 	a.stamps.CtxDispatchNS = a.now()
 	a.ctxLeg = a.leg(a.choice.Ctx)
-	res, e := a.send(ctx, "ctx", a.choice.Ctx, body, a.ctxLeg)
+	res, e := a.send(ctx, "ctx", a.choice.Ctx, b, a.ctxLeg)
 	if e != nil {
 		return e
 	}
@@ -69,8 +69,8 @@ func (a *attempt) leg(l *pool.Lease) *phase.Leg {
 }
 
 // send posts a leg; a status other than 200 is an error in the node's own words.
-func (a *attempt) send(ctx context.Context, stage string, l *pool.Lease, body []byte, leg *phase.Leg) (*upstream.Response, *api.Error) {
-	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{URL: l.URL, Path: a.path(), Headers: a.headers(), Body: body})
+func (a *attempt) send(ctx context.Context, stage string, l *pool.Lease, b body, leg *phase.Leg) (*upstream.Response, *api.Error) {
+	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{URL: l.URL, Path: a.path(), Headers: a.headers(), Body: b.open, Tail: b.tail})
 	if err != nil {
 		if errors.Is(err, upstream.ErrNotSent) {
 			leg.Records = false
@@ -164,23 +164,42 @@ func one(n int) []byte {
 	return []byte("1")
 }
 
-func (a *attempt) genBody(params []byte) []byte {
-	set := append(a.common(),
-		api.Set{Key: "stream", Value: []byte("true")},
-		api.Set{Key: "stream_options", Value: []byte(`{"include_usage":true}`)},
-		api.Set{Key: "disaggregated_params", Value: params})
-	return a.s.req.AppendBody(nil, set)
+// base is what both legs have in common; each has its own tail.
+func (a *attempt) base() []byte {
+	if a.open == nil {
+		a.open = a.openBody(a.common())
+	}
+	return a.open
 }
 
-func (a *attempt) ctxBody(style int) []byte {
+func (a *attempt) openBody(set []api.Set) []byte {
+	for _, own := range []string{"stream", "stream_options", "disaggregated_params"} {
+		set = append(set, api.Set{Key: own})
+	}
+	return a.s.req.AppendOpen(nil, set)
+}
+
+// body is a leg's body in two parts, so that a long prompt is not copied.
+type body struct{ open, tail []byte }
+
+func genTail(params []byte) []byte {
+	return api.AppendTail(nil, []api.Set{
+		{Key: "stream", Value: []byte("true")},
+		{Key: "stream_options", Value: []byte(`{"include_usage":true}`)},
+		{Key: "disaggregated_params", Value: params},
+	})
+}
+
+func (a *attempt) genBody(params []byte) body { return body{a.base(), genTail(params)} }
+
+func (a *attempt) ctxBody(style int) body {
 	params, _ := json.Marshal(api.DisaggParams{ // plain data: cannot fail
 		RequestType: api.ContextOnly, DisaggRequestID: &a.id, ScheduleStyle: &style,
 	})
-	set := append(a.common(),
-		api.Set{Key: "stream", Value: []byte("false")},
-		api.Set{Key: "stream_options"},
-		api.Set{Key: "disaggregated_params", Value: params})
-	return a.s.req.AppendBody(nil, set)
+	return body{a.base(), api.AppendTail(nil, []api.Set{
+		{Key: "stream", Value: []byte("false")},
+		{Key: "disaggregated_params", Value: params},
+	})}
 }
 
 func (a *attempt) genFirstParams() []byte {
@@ -192,9 +211,9 @@ func (a *attempt) genFirstParams() []byte {
 }
 
 // genBodyAfter makes the generation leg of what the context leg answered. The worker's own members are copied as sent.
-func (a *attempt) genBodyAfter(ans *api.CtxAnswer) ([]byte, *api.Error) {
-	bad := func(what string) ([]byte, *api.Error) {
-		return nil, api.Failed("ctx", true, "context node %s: its answer %s", a.choice.Ctx.Name, what)
+func (a *attempt) genBodyAfter(ans *api.CtxAnswer) (body, *api.Error) {
+	bad := func(what string) (body, *api.Error) {
+		return body{}, api.Failed("ctx", true, "context node %s: its answer %s", a.choice.Ctx.Name, what)
 	}
 	fields, err := api.SplitObject(nil, ans.Choices[0].Disagg)
 	if err != nil {
@@ -212,14 +231,11 @@ func (a *attempt) genBodyAfter(ans *api.CtxAnswer) ([]byte, *api.Error) {
 	if ans.Usage != nil {
 		set = append(set, api.Set{Key: "ctx_usage", Value: api.AppendUsage(nil, *ans.Usage)})
 	}
-	body := append(a.common(),
-		api.Set{Key: "stream", Value: []byte("true")},
-		api.Set{Key: "stream_options", Value: []byte(`{"include_usage":true}`)},
-		api.Set{Key: "disaggregated_params", Value: api.AppendPatched(nil, fields, set, false)})
+	open := a.base()
 	if a.sub.ids == nil && len(ans.PromptTokenIDs) > 0 && string(ans.PromptTokenIDs) != "null" {
-		body = replace(body, a.promptKey(), ans.PromptTokenIDs)
+		open = a.openBody(replace(a.common(), a.promptKey(), ans.PromptTokenIDs))
 	}
-	return a.s.req.AppendBody(nil, body), nil
+	return body{open, genTail(api.AppendPatched(nil, fields, set, false))}, nil
 }
 
 func (a *attempt) promptKey() string {

@@ -86,7 +86,13 @@ type Request struct {
 	Path    string
 	Headers []Header
 	Body    []byte
+	Tail    []byte // sent after Body; together they are the body
 }
+
+// copyBelow is the size up to which a body is copied behind its head: one write of one piece is cheaper then.
+const copyBelow = 16 << 10
+
+func (r *Request) length() int { return len(r.Body) + len(r.Tail) }
 
 type conn struct {
 	net.Conn
@@ -107,7 +113,17 @@ func (c *Client) Do(ctx context.Context, req *Request) (*Response, error) {
 	}
 	buf := c.getBuffer()
 	defer c.putBuffer(buf)
-	*buf = appendRequest((*buf)[:0], u.Host, req)
+	*buf = appendHead((*buf)[:0], u.Host, req)
+	small := req.length() <= copyBelow
+	if small {
+		*buf = append(append(*buf, req.Body...), req.Tail...)
+	}
+	pieces := func() net.Buffers { // writing consumes them
+		if small {
+			return net.Buffers{*buf}
+		}
+		return net.Buffers{*buf, req.Body, req.Tail}
+	}
 	for {
 		cn := c.take(u.Scheme + "://" + u.Host)
 		if cn == nil {
@@ -115,7 +131,7 @@ func (c *Client) Do(ctx context.Context, req *Request) (*Response, error) {
 				return nil, fmt.Errorf("%w: dial %s: %w", ErrNotSent, u.Host, withCause(ctx, err))
 			}
 		}
-		res, err := c.exchange(ctx, cn, *buf)
+		res, err := c.exchange(ctx, cn, pieces())
 		if err == nil {
 			return res, nil
 		}
@@ -142,15 +158,15 @@ func withCause(ctx context.Context, err error) error {
 	return err
 }
 
-func appendRequest(b []byte, host string, req *Request) []byte {
+func appendHead(b []byte, host string, req *Request) []byte {
 	b = append(b, req.method()...)
 	b = append(b, ' ')
 	b = append(b, req.Path...)
 	b = append(b, " HTTP/1.1\r\nHost: "...)
 	b = append(b, host...)
-	if len(req.Body) > 0 || req.method() == "POST" {
+	if req.length() > 0 || req.method() == "POST" {
 		b = append(b, "\r\nContent-Type: application/json\r\nContent-Length: "...)
-		b = strconv.AppendInt(b, int64(len(req.Body)), 10)
+		b = strconv.AppendInt(b, int64(req.length()), 10)
 	}
 	for _, h := range req.Headers {
 		b = append(b, '\r', '\n')
@@ -158,8 +174,7 @@ func appendRequest(b []byte, host string, req *Request) []byte {
 		b = append(b, ':', ' ')
 		b = append(b, h.Value...)
 	}
-	b = append(b, "\r\n\r\n"...)
-	return append(b, req.Body...)
+	return append(b, "\r\n\r\n"...)
 }
 
 func (c *Client) dial(ctx context.Context, u *url.URL) (*conn, error) {
@@ -185,14 +200,14 @@ func (c *Client) dial(ctx context.Context, u *url.URL) (*conn, error) {
 // errNoAnswer: the connection ended before the first byte of an answer.
 var errNoAnswer = errors.New("connection closed before an answer")
 
-func (c *Client) exchange(ctx context.Context, cn *conn, request []byte) (*Response, error) {
+func (c *Client) exchange(ctx context.Context, cn *conn, request net.Buffers) (*Response, error) {
 	stop := context.AfterFunc(ctx, func() { _ = cn.Close() })
 	fail := func(err error) (*Response, error) {
 		stop()
 		_ = cn.Close()
 		return nil, err
 	}
-	if _, err := cn.Write(request); err != nil {
+	if _, err := request.WriteTo(cn.Conn); err != nil {
 		return fail(fmt.Errorf("%w: %w", errNoAnswer, err))
 	}
 	if _, err := cn.r.Peek(1); err != nil {

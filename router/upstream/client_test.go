@@ -82,6 +82,29 @@ func TestDoSpeaksWithNetHTTP(t *testing.T) {
 	}
 }
 
+func TestALargeBodyInTwoParts(t *testing.T) {
+	var got atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if strings.HasSuffix(string(body), "xtail") && int64(len(body)) == r.ContentLength {
+			got.Add(r.ContentLength)
+		}
+	}))
+	defer s.Close()
+	c := New(Options{})
+	defer c.Close()
+	for _, n := range []int{1, copyBelow, 1 << 20} {
+		res, err := c.Do(t.Context(), &Request{URL: s.URL, Path: "/", Body: []byte(strings.Repeat("x", n)), Tail: []byte("tail")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, res)
+		if got.Swap(0) != int64(n+4) {
+			t.Errorf("a body of %d bytes and a tail did not arrive", n)
+		}
+	}
+}
+
 func TestKeptConnectionThatWasClosedIsReplaced(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") }))
 	defer s.Close()

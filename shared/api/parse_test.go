@@ -197,6 +197,18 @@ func TestAppendBody(t *testing.T) {
 	}
 }
 
+func TestOpenBodyWithATail(t *testing.T) {
+	r, e := ParseRequest([]byte(`{"model":"m","prompt":"p","stream":false}`), false, Limits{})
+	if e != nil {
+		t.Fatal(e)
+	}
+	open := r.AppendOpen(nil, []Set{{"stream", nil}, {"seed", []byte("7")}})
+	got := string(AppendTail(open, []Set{{"stream", []byte("true")}, {"gone", nil}}))
+	if want := `{"model":"m","prompt":"p","seed":7,"stream":true}`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
 func TestSplitObjectAgreesWithEncodingJSON(t *testing.T) {
 	for _, s := range []string{
 		`{}`, `{"a":1}`, ` { "a" : [ 1 , 2 ] } `, `{"a":01}`, `{"a":1.}`, `{"a":.5}`, `{"a":-}`, `{"a":-0}`, `{"a":1e5}`, `{"a":1e}`,

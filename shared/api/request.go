@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"slices"
 
 	"meridian.internal/shared/infer"
 )
@@ -130,31 +131,53 @@ func (r *Request) AppendBody(dst []byte, set []Set) []byte {
 	return AppendPatched(dst, r.Fields, set, true)
 }
 
-// AppendPatched appends an object made of fields, with the members of set replaced or added; dropControl drops control
-// fields that set does not name.
-func AppendPatched(dst []byte, fields []Field, set []Set, dropControl bool) []byte {
-	dst = append(dst, '{')
-	first := true
-	member := func(key string, value []byte) {
-		if !first {
-			dst = append(dst, ',')
-		}
-		first = false
-		dst = AppendString(dst, key)
-		dst = append(dst, ':')
-		dst = append(dst, value...)
-	}
-	for _, f := range fields {
-		if !named(set, f.Key) && (!dropControl || !isControl(f.Key)) {
-			member(string(f.Key), f.Value)
-		}
-	}
+// AppendOpen is AppendBody without the closing brace: two legs share what they have in common, and each sends its own
+// tail after it.
+func (r *Request) AppendOpen(dst []byte, set []Set) []byte {
+	dst = slices.Grow(dst, len(r.Body)+256)
+	return appendOpen(dst, r.Fields, set, true)
+}
+
+// AppendTail appends ,"key":value for each member of set, and the closing brace.
+func AppendTail(dst []byte, set []Set) []byte {
 	for _, s := range set {
 		if s.Value != nil {
-			member(s.Key, s.Value)
+			dst = append(dst, ',')
+			dst = append(append(AppendString(dst, s.Key), ':'), s.Value...)
 		}
 	}
 	return append(dst, '}')
+}
+
+// AppendPatched appends an object made of fields, with the members of set replaced or added; dropControl drops control
+// fields that set does not name.
+func AppendPatched(dst []byte, fields []Field, set []Set, dropControl bool) []byte {
+	return append(appendOpen(dst, fields, set, dropControl), '}')
+}
+
+func appendOpen(dst []byte, fields []Field, set []Set, dropControl bool) []byte {
+	dst = append(dst, '{')
+	start := len(dst)
+	comma := func() {
+		if len(dst) > start {
+			dst = append(dst, ',')
+		}
+	}
+	for _, f := range fields {
+		if named(set, f.Key) || (dropControl && isControl(f.Key)) {
+			continue
+		}
+		comma()
+		dst = append(append(AppendString(dst, string(f.Key)), ':'), f.Value...)
+	}
+	for _, s := range set {
+		if s.Value == nil {
+			continue
+		}
+		comma()
+		dst = append(append(AppendString(dst, s.Key), ':'), s.Value...)
+	}
+	return dst
 }
 
 func named(set []Set, key []byte) bool {
