@@ -6,6 +6,7 @@ import "fmt"
 //
 //	SI x row 0, R8 and R9 once and three times its stride    DI w row 0, R11 w row 3, R10 the stride of w
 //	DX out row 0, R12 its stride                             CX bytes of x left
+//	R13 what to prefetch for w row 0, R14 for row 3
 //	vector registers from 0: sums, 16 lanes each; then w; the last two x
 type tile struct {
 	isa
@@ -39,6 +40,9 @@ func (t tile) generate(a *asm) {
 	a.op("LEAQ (R8)(R8*2), R9")
 	a.op("LEAQ (R10)(R10*2), R11")
 	a.op("ADDQ DI, R11")
+	if t.prefetches() {
+		t.prefetchSetup(a)
+	}
 	for r := range t.mr * t.nr * t.regs() {
 		a.op("%s %[2]s, %[2]s, %[2]s", clearing[t.prefix], t.reg(r))
 	}
@@ -46,13 +50,16 @@ func (t tile) generate(a *asm) {
 	for h := range t.regs() {
 		t.step(a, h)
 	}
+	if t.prefetches() {
+		t.prefetch(a)
+	}
 	a.op("ADDQ $64, SI")
 	a.op("ADDQ $%d, DI", 16*t.elementSize())
 	a.op("ADDQ $%d, R11", 16*t.elementSize())
 	a.op("SUBQ $64, CX")
 	a.op("JNZ %s", loop)
-	if t.prefix == 'Z' && t.mr == 4 && t.nr == 6 {
-		t.reduceAll(a)
+	if t.prefix == 'Z' && t.nr == 6 {
+		t.reduceSix(a)
 	} else {
 		t.reduceEach(a)
 	}
@@ -146,45 +153,4 @@ func (t tile) reduceHalf(a *asm, s int) {
 	a.op("VADDPS X15, X%d, X%d", s, s)
 	a.op("VMOVSHDUP X%d, X15", s)
 	a.op("VADDSS X15, X%d, X%d", s, s)
-}
-
-// reduceAll adds the lanes of 4 x 6 outputs together, in the same tree, with a third of the instructions: each step adds
-// the halves of two registers and keeps the results in one. Registers 24 and 25 are free.
-func (t tile) reduceAll(a *asm) {
-	pair := func(split func(x, y int), x, y int) { // x = low halves + high halves of x and y
-		split(x, y)
-		a.op("VADDPS Z25, Z24, Z%d", x)
-	}
-	shuffle := func(lo, hi int) func(x, y int) {
-		return func(x, y int) {
-			a.op("VSHUFF64X2 $%#x, Z%d, Z%d, Z24", lo, y, x)
-			a.op("VSHUFF64X2 $%#x, Z%d, Z%d, Z25", hi, y, x)
-		}
-	}
-	unpack := func(suffix string) func(x, y int) {
-		return func(x, y int) {
-			a.op("VUNPCKL%s Z%d, Z%d, Z24", suffix, y, x)
-			a.op("VUNPCKH%s Z%d, Z%d, Z25", suffix, y, x)
-		}
-	}
-	for j := range 6 { // afterwards sum(0, j) holds 4 lanes of column j for each row
-		pair(shuffle(0x44, 0xee), t.sum(0, j, 0), t.sum(1, j, 0))
-		pair(shuffle(0x44, 0xee), t.sum(2, j, 0), t.sum(3, j, 0))
-		pair(shuffle(0x88, 0xdd), t.sum(0, j, 0), t.sum(2, j, 0))
-	}
-	for j := 0; j < 6; j += 2 {
-		pair(unpack("PS"), t.sum(0, j, 0), t.sum(0, j+1, 0))
-	}
-	wide, narrow := t.sum(0, 0, 0), t.sum(0, 4, 0)
-	pair(unpack("PD"), wide, t.sum(0, 2, 0))
-	a.op("VPERMILPS $0x4e, Z%d, Z24", narrow)
-	a.op("VADDPS Z24, Z%d, Z%d", narrow, narrow)
-	for i := range 4 {
-		a.op("VEXTRACTF32X4 $%d, Z%d, (DX)", i, wide)
-		a.op("VEXTRACTF32X4 $%d, Z%d, X24", i, narrow)
-		a.op("VMOVSD X24, 16(DX)")
-		if i < 3 {
-			a.op("ADDQ R12, DX")
-		}
-	}
 }
