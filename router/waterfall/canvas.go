@@ -37,22 +37,20 @@ func (c *canvas) set(x int, r rune, col colour) {
 	}
 }
 
-// bar fills [from, to), in cells, with eighths of a cell at its end. It is never invisible.
+// bar fills [from, to), in cells, with eighths of a cell at its end. It is never invisible, and hides nothing wider.
 func (c *canvas) bar(from, to float64, col colour) {
-	first := int(from)
-	whole := int(to)
-	if rest := int((to - float64(whole)) * 8); whole >= first && rest > 0 {
-		c.set(whole, []rune(" ▏▎▍▌▋▊▉")[rest], col)
-	}
+	first, whole := int(from), int(to)
 	if whole <= first && to-from < 1 {
-		x := min(first, len(c.cells)-1)
-		if c.cells[x] == ' ' || c.cells[x] == tick {
+		if x := min(first, len(c.cells)-1); x >= 0 && c.cells[x] == ' ' {
 			c.set(x, thin(to-from), col)
 		}
 		return
 	}
-	for x := first; x < whole; x++ {
+	for x := max(first, 0); x < min(whole, len(c.cells)); x++ {
 		c.set(x, '█', col)
+	}
+	if rest := int((to - float64(whole)) * 8); rest > 0 {
+		c.set(whole, []rune(" ▏▎▍▌▋▊▉")[rest], col)
 	}
 }
 
@@ -75,9 +73,6 @@ func (c *canvas) whisker(x, bound float64, col colour) {
 	c.set(lo, '├', col)
 	c.set(hi, '┤', col)
 }
-
-// tick marks a moment through all rows.
-const tick = '┊'
 
 // style writes text, in colours where they are wanted.
 type style struct{ on bool }

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"meridian.internal/router/timeline"
+	"meridian.internal/shared/phase"
+)
+
+func ptr(v int64) *int64 { return &v }
+
+func traceFile(t *testing.T, lines ...*timeline.Line) string {
+	t.Helper()
+	var b []byte
+	for _, l := range lines {
+		b = append(timeline.Append(b, l), '\n')
+	}
+	path := filepath.Join(t.TempDir(), "timeline-h-1-x-00000.jsonl")
+	if err := os.WriteFile(path, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func line(id string, ttft int64) *timeline.Line {
+	return &timeline.Line{
+		Schema: timeline.Schema, RequestID: id, ClientRequestID: "c-" + id, Outcome: phase.Finished, Complete: true, TTFTNS: &ttft, E2ENS: ptr(ttft + 10), UnaccountedNS: ptr(0),
+		Spans: []timeline.Span{{Name: "prefill", Node: "ctx0", DurNS: ttft}, {Name: "decode", Node: "r", StartNS: ttft, DurNS: 10}},
+	}
+}
+
+// output runs f with stdout and stderr caught.
+func output(t *testing.T, f func() error) (string, int) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, stderr := os.Stdout, os.Stderr
+	os.Stdout, os.Stderr = w, w
+	text := make(chan string)
+	go func() {
+		b, _ := io.ReadAll(r)
+		text <- string(b)
+	}()
+	err = f()
+	os.Stdout, os.Stderr = stdout, stderr
+	w.Close()
+	code := 0
+	var e exit
+	if errors.As(err, &e) {
+		code = e.code
+	} else if err != nil {
+		code = 1
+	}
+	return <-text, code
+}
+
+func TestShow(t *testing.T) {
+	f := files{File: []string{traceFile(t, line("a", 5), line("b", 9), line("c", 7))}}
+	cases := []struct {
+		id, want string
+		code     int
+	}{{"a", "a  (c-a)", 0}, {"c-c", "c  (c-c)", 0}, {"last", "c  (c-c)", 0}, {"slowest", "b  (c-b)", 0}, {"nobody", "", 1}}
+	for _, c := range cases {
+		text, code := output(t, func() error { return (&showCmd{ID: c.id, files: f, Color: "never"}).Run(t.Context()) })
+		if code != c.code || !strings.Contains(text, c.want) {
+			t.Errorf("show %s: exit %d\n%s", c.id, code, text)
+		}
+	}
+}
+
+func TestCheckTellsByItsExitCode(t *testing.T) {
+	wrong := line("w", 5)
+	wrong.Spans[0].DurNS++
+	torn := traceFile(t, line("a", 5))
+	os.WriteFile(torn, []byte("{\"torn\n"), 0o644)
+	cases := []struct {
+		name, file, want string
+		code             int
+	}{
+		{"all holds", traceFile(t, line("a", 5), line("b", 6)), "2 requests, 0 incomplete, 0 violations", 0},
+		{"a violation", traceFile(t, line("a", 5), wrong), ":2: request w: spans and unaccounted sum to 16 ns", 1},
+		{"a bad line", torn, ":1: timeline: bad line", 1},
+		{"no file", "/nowhere/file.jsonl", "", 2},
+	}
+	for _, c := range cases {
+		text, code := output(t, func() error { return (&checkCmd{Max: 50, files: files{File: []string{c.file}}}).Run(t.Context()) })
+		if code != c.code || !strings.Contains(text, c.want) {
+			t.Errorf("%s: exit %d\n%s", c.name, code, text)
+		}
+	}
+}
+
+func TestSummaryAsTextAndAsJSON(t *testing.T) {
+	f := files{File: []string{traceFile(t, line("a", 5), line("b", 6))}}
+	for _, c := range []struct {
+		json bool
+		want string
+	}{{false, "2 requests"}, {true, `"requests":2`}} {
+		text, code := output(t, func() error { return (&summaryCmd{JSON: c.json, Top: 1, Color: "never", files: f}).Run(t.Context()) })
+		if code != 0 || !strings.Contains(text, c.want) {
+			t.Errorf("exit %d\n%s", code, text)
+		}
+	}
+}
+
+func TestTheCommandKnowsNoEngineAndNoNode(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", ".").Output()
+	if err != nil {
+		t.Skip("go list does not run here: " + err.Error())
+	}
+	for _, dep := range strings.Fields(string(out)) {
+		for _, bad := range []string{"meridian.internal/gpu", "meridian.internal/ctxnode", "meridian.internal/gennode", "github.com/nats-io/nats-server"} {
+			if strings.HasPrefix(dep, bad) {
+				t.Errorf("imports %s", dep)
+			}
+		}
+	}
+}

@@ -1,0 +1,121 @@
+package summary
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"meridian.internal/router/timeline"
+	"meridian.internal/shared/phase"
+)
+
+func ptr(v int64) *int64 { return &v }
+
+func line(id string, ttft, e2e int64) *timeline.Line {
+	return &timeline.Line{
+		RequestID: id, Outcome: phase.Finished, Style: "generation_first", Complete: true, TTFTNS: &ttft, E2ENS: &e2e, UnaccountedNS: ptr(-5), MaxBoundNS: ptr(100), WallNS: 1795975770303476405,
+		Tokens: phase.Tokens{Prompt: 10, Cached: 4, Output: 3}, Handover: &timeline.Handover{Bytes: 7, DurNS: ptr(10), HiddenNS: ptr(5)},
+		Spans: []timeline.Span{{Name: "prefill", Node: "ctx0", DurNS: ttft / 2}, {Name: "prefill_wait", Node: "ctx0", DurNS: 1}, {Name: "prefill", Node: "ctx0", DurNS: ttft / 4},
+			{Name: "decode", Node: "r", DurNS: e2e - ttft}},
+		Attempts: []timeline.Attempt{{Role: phase.Ctx, Node: "ctx0"}, {Role: phase.Gen, Node: "gen0"}},
+	}
+}
+
+func TestQuantilesAreWithinHalfAPercent(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	var h histogram
+	var exact []int64
+	for range 20_000 {
+		v := int64(math.Exp(rng.NormFloat64()*2 + 14))
+		h.add(v)
+		exact = append(exact, v)
+	}
+	slices.Sort(exact)
+	q := h.quantiles()
+	for _, c := range []struct {
+		at  float64
+		got int64
+	}{{0.5, q.P50}, {0.9, q.P90}, {0.99, q.P99}, {0.999, q.P999}} {
+		want := exact[int(math.Ceil(c.at*20_000))-1]
+		if e := math.Abs(float64(c.got-want)) / float64(want); e > 0.0051 {
+			t.Errorf("quantile %v: %d, exact %d: off by %.2f %%", c.at, c.got, want, 100*e)
+		}
+	}
+	if q.Min != exact[0] || q.Max != exact[len(exact)-1] || q.N != 20_000 {
+		t.Errorf("%+v", q)
+	}
+}
+
+func TestNegativeAndZeroDurationsKeepTheirPlace(t *testing.T) {
+	var h histogram
+	for _, v := range []int64{-1000, 0, 1000} {
+		h.add(v)
+	}
+	if q := h.quantiles(); q.Min != -1000 || q.P50 != 0 || q.Max != 1000 || q.Mean != 0 {
+		t.Errorf("%+v", q)
+	}
+	if (&histogram{}).quantiles().N != 0 {
+		t.Error("an empty histogram has values")
+	}
+}
+
+func TestALineIsCountedWhereItBelongs(t *testing.T) {
+	s := New(2)
+	for i := range 10 {
+		s.Add(line(fmt.Sprint(i), int64(i+1)*1000, 20_000))
+	}
+	failed := line("bad", 99_000_000, 99_000_000)
+	failed.Outcome, failed.Complete, failed.NegativeSpans, failed.Amends = phase.Failed, false, 2, true
+	failed.Violations = make([]timeline.Violation, 3)
+	s.Add(failed)
+	r := s.Result()
+	if r.Requests != 11 || r.Complete != 10 || r.Incomplete != 1 || r.Negative != 2 || r.Violations != 3 || r.Amended != 1 || r.Outcomes["finished"] != 10 || *r.MaxBoundNS != 100 {
+		t.Errorf("counts %+v", r.Counts)
+	}
+	if r.TTFT.N != 10 || r.TTFT.Max != 10_000 || r.PromptTokens != 110 || r.CachedTokens != 44 || r.KVBytes != 77 || *r.HiddenShare != 0.5 {
+		t.Errorf("what failed enters the latencies, or tokens are lost: %+v %+v", r.TTFT, r.Counts)
+	}
+	if len(r.Spans) != 3 || r.Spans[0].Name != "prefill" || r.Spans[0].N != 10 || r.Spans[0].Max != 7500 {
+		t.Errorf("spans %+v: the chunks of a request are one prefill", r.Spans)
+	}
+	if len(r.Slowest) != 2 || r.Slowest[0].RequestID != "9" || r.Slowest[1].RequestID != "8" || r.Slowest[0].Span != "prefill" {
+		t.Errorf("slowest %+v", r.Slowest)
+	}
+	if len(r.Pairs) != 1 || r.Pairs[0].Name != "ctx0 → gen0" || len(r.Hours) != 1 || len(r.Nodes) != 3 {
+		t.Errorf("pairs %+v, hours %+v, nodes %+v", r.Pairs, r.Hours, r.Nodes)
+	}
+}
+
+func TestThePageNamesWhatMatters(t *testing.T) {
+	s := New(3)
+	s.Add(line("a", 1_000_000, 4_000_000))
+	other := line("b\x1b[1m", 2_000_000, 5_000_000)
+	other.Attempts[0].Node = "ctx1"
+	s.Add(other)
+	var b bytes.Buffer
+	if err := s.Result().Write(&b, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"2 requests", "2 complete", "0 negative spans", "time to first token", "prefill", "ctx1 → gen0", "slowest", "1.00 ms", "5.00 ms", "50 % of its time behind prefill"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("%q is not on the page:\n%s", want, b.String())
+		}
+	}
+	if strings.Contains(b.String(), "\x1b") {
+		t.Error("a control character is on the page")
+	}
+	if New(1).Result().Write(&b, true) != nil {
+		t.Error("an empty summary cannot be written")
+	}
+}
+
+func BenchmarkAdd(b *testing.B) {
+	s, l := New(5), line("a", 1_000_000, 4_000_000)
+	for b.Loop() {
+		s.Add(l)
+	}
+}

@@ -1,0 +1,107 @@
+package traces
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"meridian.internal/router/timeline"
+)
+
+func write(t *testing.T, dir, name string, lines ...string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	var b []byte
+	for _, l := range lines {
+		b = append(append(b, l...), '\n')
+	}
+	if err := os.WriteFile(path, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func line(id, client string, complete, amends bool) string {
+	return string(timeline.Append(nil, &timeline.Line{Schema: timeline.Schema, RequestID: id, ClientRequestID: client, Complete: complete, Amends: amends}))
+}
+
+// read gives "id complete" of every line and "file:number" of every bad one.
+func read(t *testing.T, args ...string) (got, bad []string) {
+	t.Helper()
+	s, err := Open(args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Bad = func(p Position, err error) { bad = append(bad, fmt.Sprintf("%s:%d", filepath.Base(p.File), p.Number)) }
+	err = s.Each(t.Context(), true, func(l *timeline.Line, _ Position) error {
+		got = append(got, fmt.Sprintf("%s %v", l.RequestID, l.Complete))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got, bad
+}
+
+func TestLinesComeInOrderWithTheirAmendments(t *testing.T) {
+	dir := t.TempDir()
+	one := write(t, dir, "timeline-h-1-x-00000.jsonl", line("a", "", true, false), line("b", "", false, false))
+	write(t, dir, "timeline-h-1-x-00001.jsonl", line("c", "", true, false))
+	write(t, dir, "timeline-h-2-y-00000.amend.ndjson", line("b", "", false, true), line("b", "", true, true))
+	write(t, dir, "other.jsonl", "not ours")
+	if got, _ := read(t, dir); !slices.Equal(got, []string{"a true", "b true", "c true"}) {
+		t.Errorf("folder: %q", got)
+	}
+	if got, _ := read(t, one); !slices.Equal(got, []string{"a true", "b true"}) {
+		t.Errorf("file: %q", got)
+	}
+}
+
+func TestBadLinesAreNamedAndSkipped(t *testing.T) {
+	f := write(t, t.TempDir(), "f.jsonl", line("a", "", true, false), `{"torn`, `{"schema":"meridian.timeline/9"}`, "", "\xff\xfe", line("b", "", true, false))
+	os.WriteFile(f, append(mustRead(t, f), `{"schema":"meridian.timeline/1","request_id":"to`...), 0o644)
+	got, bad := read(t, f)
+	if !slices.Equal(got, []string{"a true", "b true"}) || !slices.Equal(bad, []string{"f.jsonl:2", "f.jsonl:3", "f.jsonl:5"}) {
+		t.Errorf("lines %q, bad %q", got, bad)
+	}
+}
+
+func mustRead(t *testing.T, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestARequestIsFoundByEitherIDAndNotByAPartOfIt(t *testing.T) {
+	f := write(t, t.TempDir(), "f.jsonl", line("req-1", `odd "id"`, true, false), line("req-12", "req-1x", true, false))
+	s, err := Open([]string{f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[string]string{"req-1": "req-1", `odd "id"`: "req-1", "req-12": "req-12", "req": "", "x": ""} {
+		l, err := s.Find(t.Context(), id)
+		if err != nil || (l == nil) != (want == "") || l != nil && l.RequestID != want {
+			t.Errorf("%q: %+v, %v", id, l, err)
+		}
+	}
+	if _, err := s.Find(t.Context(), ""); err == nil {
+		t.Error("an empty id is looked for")
+	}
+}
+
+func TestWhatIsNotThereIsNamed(t *testing.T) {
+	for _, a := range []string{filepath.Join(t.TempDir(), "none.jsonl"), t.TempDir()} {
+		if _, err := Open([]string{a}); err == nil {
+			t.Errorf("%s: no error", a)
+		}
+	}
+	if _, err := Open([]string{"/none"}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
+}
