@@ -53,31 +53,41 @@ func tree(l *[lanes]float32) float32 {
 	return l[0]
 }
 
-// The scalar kernels compute one output a call; widen gives element i of the weights.
-func scalarDot(k int, x *float32, widen func(i int) float32) float32 {
-	var acc [lanes]float32
-	xs := unsafe.Slice(x, k)
-	for i := 0; i < k; i += lanes {
-		for l := range lanes {
-			acc[l] = fma32(xs[i+l], widen(i+l), acc[l])
-		}
+// dotStep adds one product to each lane.
+func dotStep(acc *[lanes]float32, x []float32, w *[lanes]float32) {
+	for l, v := range x[:lanes] {
+		acc[l] = fma32(v, w[l], acc[l])
 	}
-	return tree(&acc)
 }
 
+// The scalar kernels compute one output a call.
+
 func scalarF32(k int, x *float32, _ int, w unsafe.Pointer, _ int, out *float32, _ int) {
-	ws := unsafe.Slice((*float32)(w), k)
-	*out = scalarDot(k, x, func(i int) float32 { return ws[i] })
+	var acc [lanes]float32
+	xs, ws := unsafe.Slice(x, k), unsafe.Slice((*float32)(w), k)
+	for i := 0; i < k; i += lanes {
+		dotStep(&acc, xs[i:], (*[lanes]float32)(ws[i:]))
+	}
+	*out = tree(&acc)
 }
 
 func scalarBF16(k int, x *float32, _ int, w unsafe.Pointer, _ int, out *float32, _ int) {
-	ws := unsafe.Slice((*uint16)(w), k)
-	*out = scalarDot(k, x, func(i int) float32 { return model.BF16ToFloat32(ws[i]) })
+	scalarNarrow(unsafe.Slice(x, k), unsafe.Slice((*uint16)(w), k), out, model.BF16ToFloat32)
 }
 
 func scalarF16(k int, x *float32, _ int, w unsafe.Pointer, _ int, out *float32, _ int) {
-	ws := unsafe.Slice((*uint16)(w), k)
-	*out = scalarDot(k, x, func(i int) float32 { return model.F16ToFloat32(ws[i]) })
+	scalarNarrow(unsafe.Slice(x, k), unsafe.Slice((*uint16)(w), k), out, model.F16ToFloat32)
+}
+
+func scalarNarrow(x []float32, w []uint16, out *float32, widen func(uint16) float32) {
+	var acc, wide [lanes]float32
+	for i := 0; i < len(x); i += lanes {
+		for l := range wide {
+			wide[l] = widen(w[i+l])
+		}
+		dotStep(&acc, x[i:], &wide)
+	}
+	*out = tree(&acc)
 }
 
 // The exponential: x = n ln2 + r with n whole and |r| <= ln2/2, and e^r by a polynomial (coefficients of Cephes' expf,
