@@ -33,6 +33,9 @@ type Iteration struct {
 	// OutputTokens were sampled and given out; those of sequences that had ended already are not counted.
 	OutputTokens int
 	Decoded      int // those of them that decode entries gave
+	PromptTokens int // of NewActive
+	CachedTokens int // of these, not computed here
+	DecodeBlocks int // KV blocks that decode entries took
 	Requests     []RequestState
 }
 
@@ -95,6 +98,8 @@ func (e *Engine) activated(s *Sequence) {
 	}
 	e.interval.NewActive++
 	e.interval.QueuedNS += e.cfg.Now() - s.report.QueuedNS
+	e.interval.PromptTokens += s.report.PromptTokens
+	e.interval.CachedTokens += s.report.CachedTokens
 }
 
 // countBatch fills in what the batch of a step holds and what is left out.

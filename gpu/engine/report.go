@@ -35,6 +35,9 @@ func (e *Engine) scheduled(s *Sequence, it sched.Item, now int64) {
 	r.LastIter = e.iter
 	if n := len(it.Seq.Blocks); n > s.blocks {
 		r.KV.AllocNewBlocks += n - s.blocks
+		if it.KVLen >= s.target {
+			e.interval.DecodeBlocks += n - s.blocks
+		}
 		s.blocks = n
 	}
 	if s.preemptedNS != 0 {

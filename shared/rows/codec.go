@@ -1,0 +1,202 @@
+package rows
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"meridian.internal/shared/jsonline"
+)
+
+var (
+	// ErrBadRow is returned when bytes are no row.
+	ErrBadRow = errors.New("rows: bad row")
+	// ErrSchema is returned when a row is of another version.
+	ErrSchema = errors.New("rows: unknown schema")
+)
+
+// Codec reads and writes rows.
+type Codec struct{ fields []field }
+
+// NewCodec makes a codec, which any number of goroutines may use.
+func NewCodec() *Codec { return &Codec{layout()} }
+
+// Append appends a row as one JSON object, without a newline.
+func (c *Codec) Append(dst []byte, s *Static, r *Row) []byte {
+	w := jsonline.Writer{B: dst}
+	w.Open('{')
+	appendFields(&w, c.fields, s, r)
+	w.Close('}')
+	return w.B
+}
+
+func appendFields(w *jsonline.Writer, fields []field, s *Static, r *Row) {
+	for i := range fields {
+		w.Key(fields[i].key)
+		if fields[i].at == nil {
+			w.B = append(w.B, "null"...)
+			continue
+		}
+		appendValue(w, fields[i].at(s, r), s, r)
+	}
+}
+
+func appendValue(w *jsonline.Writer, at any, s *Static, r *Row) {
+	switch v := at.(type) {
+	case *int64:
+		w.B = strconv.AppendInt(w.B, *v, 10)
+	case *Int:
+		w.B = appendKnown(w.B, v.OK, func(b []byte) []byte { return strconv.AppendInt(b, v.V, 10) })
+	case *Span:
+		w.B = appendKnown(w.B, v.OK, func(b []byte) []byte { return jsonline.AppendFloat(b, float64(v.NS)/1e6) })
+	case *Ratio:
+		w.B = appendKnown(w.B, v.OK, func(b []byte) []byte { return jsonline.AppendFloat(b, v.V) })
+	case *string:
+		w.B = jsonline.AppendString(w.B, *v)
+	case string:
+		w.B = jsonline.AppendString(w.B, v)
+	case int64:
+		w.B = strconv.AppendInt(w.B, v, 10)
+	case *bool:
+		w.B = strconv.AppendBool(w.B, *v)
+	case *wall:
+		w.B = append(time.Unix(0, int64(*v)).UTC().AppendFormat(append(w.B, '"'), time.RFC3339Nano), '"')
+	case list:
+		w.B = append(w.B, '[')
+		appendValue(w, v.of, s, r)
+		w.Close(']')
+	case object:
+		appendObject(w, v, s, r)
+	case *[]Req:
+		appendRequests(w, *v)
+	}
+}
+
+func appendKnown(b []byte, ok bool, f func([]byte) []byte) []byte {
+	if !ok {
+		return append(b, "null"...)
+	}
+	return f(b)
+}
+
+func appendObject(w *jsonline.Writer, o object, s *Static, r *Row) {
+	if o.absent {
+		w.B = append(w.B, "null"...)
+		return
+	}
+	opening, closing := [...]string{"{", "[{", `{"`}[o.shape], [...]string{"}", "}]", "}}"}[o.shape]
+	w.B = append(w.B, opening...)
+	if o.shape == byWindow {
+		w.B = append(strconv.AppendInt(w.B, s.Window, 10), `":{`...)
+	}
+	appendFields(w, o.fields, s, r)
+	w.B = append(w.B, closing...)
+}
+
+// Parse reads a row. Unknown keys are skipped. Its errors are ErrBadRow and ErrSchema.
+func (c *Codec) Parse(b []byte) (s Static, r Row, err error) {
+	in := jsonline.NewReader(string(b))
+	p := parser{in: in, s: &s, r: &r}
+	p.object(c.fields)
+	if err := in.End(); err != nil {
+		return s, r, fmt.Errorf("%w: %w", ErrBadRow, err)
+	}
+	if p.schema != Schema {
+		return s, r, fmt.Errorf("%w: %q, this reads %q", ErrSchema, p.schema, Schema)
+	}
+	return s, r, nil
+}
+
+type parser struct {
+	in     *jsonline.Reader
+	s      *Static
+	r      *Row
+	schema string
+}
+
+func (p *parser) object(fields []field) {
+	if !p.in.Object() {
+		return
+	}
+	next := 0 // keys come in the order of the layout, mostly
+	for key, ok := p.in.Key(); ok; key, ok = p.in.Key() {
+		at := -1
+		for i := range fields {
+			if j := (next + i) % len(fields); fields[j].key == key {
+				at = j
+				break
+			}
+		}
+		switch {
+		case at < 0 || fields[at].at == nil:
+			p.in.Skip()
+			continue
+		case key == "schema":
+			p.schema = p.in.String()
+		default:
+			p.value(fields[at].at(p.s, p.r))
+		}
+		next = at + 1
+	}
+}
+
+func (p *parser) value(at any) {
+	if p.in.Null() {
+		return
+	}
+	switch v := at.(type) {
+	case *int64:
+		*v = p.in.Int()
+	case *Int:
+		*v = Int{p.in.Int(), true}
+	case *Span:
+		*v = Span{int64(math.Round(p.in.Float() * 1e6)), true}
+	case *Ratio:
+		*v = Ratio{p.in.Float(), true}
+	case *string:
+		*v = p.in.String()
+	case *bool:
+		*v = p.in.Bool()
+	case *wall:
+		t, err := time.Parse(time.RFC3339Nano, p.in.String())
+		if err != nil {
+			p.in.Fail("a time as RFC 3339 has it")
+			return
+		}
+		*v = wall(t.UnixNano())
+	case list:
+		for p.in.Array(); p.in.Item(); {
+			p.value(v.of)
+		}
+	case object:
+		p.nested(v)
+	case *[]Req:
+		*v = p.requests()
+	default:
+		p.in.Skip()
+	}
+}
+
+func (p *parser) nested(o object) {
+	for _, f := range o.fields { // the presence of its group says that KV was sampled
+		if f.key == "allocNewBlocks" {
+			p.r.KV.Sampled = true
+		}
+	}
+	switch o.shape {
+	case plain:
+		p.object(o.fields)
+	case array:
+		for p.in.Array(); p.in.Item(); {
+			p.object(o.fields)
+		}
+	case byWindow:
+		if p.in.Object() {
+			for _, ok := p.in.Key(); ok; _, ok = p.in.Key() {
+				p.object(o.fields)
+			}
+		}
+	}
+}

@@ -1,0 +1,176 @@
+package rows
+
+import (
+	"encoding/json"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// fill sets a different value in every field.
+func fill(v reflect.Value, n *int64) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			fill(v.Field(i), n)
+		}
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+		for i := range 2 {
+			fill(v.Index(i), n)
+		}
+	case reflect.Int64:
+		*n++
+		v.SetInt(*n * 1000003)
+	case reflect.Float64:
+		*n++
+		v.SetFloat(float64(*n) / 7)
+	case reflect.String:
+		*n++
+		v.SetString(strings.Repeat("x", int(*n)))
+	case reflect.Bool:
+		v.SetBool(true)
+	}
+}
+
+func full() (s Static, r Row) {
+	n := int64(0)
+	fill(reflect.ValueOf(&s).Elem(), &n)
+	fill(reflect.ValueOf(&r).Elem(), &n)
+	return s, r
+}
+
+func TestRowsSurviveARoundTrip(t *testing.T) {
+	c := NewCodec()
+	fullStatic, fullRow := full()
+	for _, tt := range []struct {
+		name   string
+		static Static
+		row    Row
+	}{
+		{"every field set", fullStatic, fullRow},
+		{"nothing known", Static{Node: "n"}, Row{}},
+		{"KV sampled and empty", Static{Window: 128}, Row{KV: KV{Sampled: true}}},
+		{"no request", Static{}, Row{PerReq: []Req{}}},
+	} {
+		text := c.Append(nil, &tt.static, &tt.row)
+		if !json.Valid(text) {
+			t.Errorf("%s: no JSON: %s", tt.name, text)
+		}
+		s, r, err := c.Parse(text)
+		if !tt.row.KV.Sampled { // what only the KV groups say is null with them
+			s.TokensPerBlock, s.BlockBytes, s.Window = tt.static.TokensPerBlock, tt.static.BlockBytes, tt.static.Window
+		}
+		if err != nil || s != tt.static || !reflect.DeepEqual(r, tt.row) {
+			t.Errorf("%s: %v\ngot  %+v %+v\nwant %+v %+v", tt.name, err, s, r, tt.static, tt.row)
+		}
+	}
+}
+
+// keys are those of TensorRT-LLM's IterationStats, by group.
+var keys = map[string]string{
+	"": `timestamp iter iterLatencyMS newActiveRequestsQueueLatencyMS numNewActiveRequests numCompletedRequests numActiveRequests
+		numQueuedRequests maxNumActiveRequests maxBatchSizeStatic maxBatchSizeTunerRecommended maxBatchSizeRuntime maxNumTokensStatic
+		maxNumTokensTunerRecommended maxNumTokensRuntime gpuMemUsage cpuMemUsage pinnedMemUsage kvCacheStats staticBatchingStats
+		inflightBatchingStats specDecodingStats schedulerMode statsSequence statsDroppedFrames hostStepTimeMS prevDeviceStepTimeMS
+		gpuForwardTimeMS attentionDpRank rank requestStats kvCacheIterationStats kvCacheIterationStatsByPoolGroup
+		kvCacheIterationStatsByLifecycle kvCacheIterationStatsByColdPoolGroup iterSuspendedRequests iterResumedRequests
+		iterDiskPrefetchBlocks iterCachedTokensByLevel kvCacheLevelTiers`,
+	"kvCacheStats":        `maxNumBlocks freeNumBlocks usedNumBlocks tokensPerBlock allocTotalBlocks allocNewBlocks reusedBlocks missedBlocks cacheHitRate`,
+	"staticBatchingStats": `numScheduledRequests numContextRequests numCtxTokens numGenTokens emptyGenSlots`,
+	"inflightBatchingStats": `numScheduledRequests numContextRequests numGenRequests numPausedRequests numCtxTokens microBatchId
+		avgNumDecodedTokensPerIter numCtxKvTokens numGenKvTokens numQueuedContextRequests numQueuedCtxTokens numQueuedGenRequests
+		numQueuedGenKvTokens numPausedKvTokens`,
+	"requestStats": `id stage contextPrefillPosition numGeneratedTokens avgNumDecodedTokensPerIter scheduled paused disServingStats
+		allocTotalBlocksPerRequest allocNewBlocksPerRequest reusedBlocksPerRequest missedBlocksPerRequest kvCacheHitRatePerRequest`,
+	"kvCacheIterationStats": `primaryMaxNumBlocks primaryFreeNumBlocks primaryUsedNumBlocks primaryEvictableNumBlocks
+		primaryPeakFreeNumBlocks primaryPeakUsedNumBlocks primaryPeakEvictableNumBlocks secondaryMaxNumBlocks secondaryFreeNumBlocks
+		secondaryUsedNumBlocks secondaryEvictableNumBlocks secondaryPeakFreeNumBlocks secondaryPeakUsedNumBlocks
+		secondaryPeakEvictableNumBlocks iterAllocTotalBlocks iterAllocNewBlocks iterReusedBlocks iterFullReusedBlocks
+		iterPartialReusedBlocks iterMissedBlocks iterCacheHitRate iterGenAllocBlocks iterOnboardBlocks iterOnboardBytes
+		iterOffloadBlocks iterOffloadBytes iterIntraDeviceCopyBlocks iterIntraDeviceCopyBytes iterHostDroppedBlocks iterHostDroppedBytes`,
+	"kvCacheIterationStatsByPoolGroup": `poolGroupId slotSize windowSizes primaryMaxNumBlocks iterAllocTotalBlocks iterHostDroppedBytes`,
+	"kvCacheIterationStatsByLifecycle": `lifeCycleId poolGroupId windowSize kind iterReusedBlocks iterFullReusedBlocks
+		iterPartialReusedBlocks iterMissedBlocks iterCacheHitRate`,
+}
+
+func TestEveryKeyIsInEveryRow(t *testing.T) {
+	s, r := full()
+	for _, row := range []Row{r, {}, {KV: KV{Sampled: true}}} {
+		var m map[string]any
+		if err := json.Unmarshal(NewCodec().Append(nil, &s, &row), &m); err != nil {
+			t.Fatal(err)
+		}
+		for group, names := range keys {
+			in := m
+			switch v := m[group].(type) {
+			case map[string]any:
+				in = v
+				if group == "kvCacheIterationStats" {
+					in = v[strings.TrimSpace(jsonKey(v))].(map[string]any)
+				}
+			case []any:
+				in = v[0].(map[string]any)
+			case nil:
+				if group != "" {
+					continue // the whole group was not collected: its key is among those of the row
+				}
+			}
+			for name := range strings.FieldsSeq(names) {
+				if _, ok := in[name]; !ok {
+					t.Errorf("%s has no key %s", group, name)
+				}
+			}
+		}
+	}
+}
+
+func jsonKey(m map[string]any) string {
+	for k := range m {
+		return k
+	}
+	return ""
+}
+
+func TestParseRefusesWhatIsNoRow(t *testing.T) {
+	for _, text := range []string{"", "[]", `{"schema":"meridian.rows/1"`, `{"schema":"meridian.rows/1","iter":"x"}`, `{"schema":"meridian.rows/1","timestamp":"yesterday"}`} {
+		if _, _, err := NewCodec().Parse([]byte(text)); !errors.Is(err, ErrBadRow) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if _, _, err := NewCodec().Parse([]byte(`{"schema":"meridian.rows/2"}`)); !errors.Is(err, ErrSchema) {
+		t.Error(err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	c := NewCodec()
+	s, r := full()
+	f.Add(c.Append(nil, &s, &r))
+	f.Add(c.Append(nil, &Static{}, &Row{}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, r, err := c.Parse(b)
+		if err != nil {
+			if !errors.Is(err, ErrBadRow) && !errors.Is(err, ErrSchema) {
+				t.Fatalf("undocumented error %v", err)
+			}
+			return
+		}
+		if _, _, err := c.Parse(c.Append(nil, &s, &r)); err != nil {
+			t.Fatalf("what was read cannot be written and read again: %v", err)
+		}
+	})
+}
+
+func BenchmarkAppend(b *testing.B) {
+	c := NewCodec()
+	s, r := full()
+	s.Node, s.ClockID, s.Mode, s.Tier, r.PerReq = "gen-1", "0123456789abcdef.01234567", "overlap", "host", nil
+	var buf []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		buf = c.Append(buf[:0], &s, &r)
+	}
+	b.SetBytes(int64(len(buf)))
+}
