@@ -85,3 +85,15 @@ func readLog(ctx context.Context, js jetstream.JetStream, subject string, since 
 	}
 	return ctx.Err()
 }
+
+// ReadLog returns what was logged of a node's clock against a router's, oldest first; against the daemon's own with an
+// empty router.
+func ReadLog(ctx context.Context, conn *bus.Conn, nodeName, router string, span time.Duration) ([]clock.Published, error) {
+	var out []clock.Published
+	err := readLog(ctx, conn.JetStream(), bus.ClockSubject(nodeName), time.Now().Add(-span), func(p clock.Published) {
+		if p.Node == nodeName && p.Router == router {
+			out = append(out, p)
+		}
+	})
+	return out, err
+}

@@ -272,6 +272,12 @@ func TestARestartedDaemonGoesOnWhereTheOldOneStopped(t *testing.T) {
 	_, stop := startService(t, nats, "cs")
 	published(t, c, "r0", "gen-0", func(p clock.Published) bool { return p.Usable() && p.Seq >= 4 })
 	stop()
+	for router, least := range map[string]int{"r0": 1, "": 4} {
+		es, err := ReadLog(within(t), c, "gen-0", router, time.Minute)
+		if err != nil || len(es) < least || es[0].Seq > es[len(es)-1].Seq {
+			t.Errorf("log against %q: %d estimates, %v", router, len(es), err)
+		}
+	}
 	svc, _ := startService(t, nats, "cs")
 	p := published(t, c, "r0", "gen-0", func(p clock.Published) bool { return p.Usable() && p.Seq < 4 })
 	covers(t, p.Estimate, router.steady, gen.steady)
