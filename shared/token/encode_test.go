@@ -48,6 +48,31 @@ func TestBothWaysOfMergingAgreeWithTheDefinition(t *testing.T) {
 	}
 }
 
+func TestWordsOneByOneGiveTheIDsOfTheWholeText(t *testing.T) {
+	tok := mustLoad(t, loadMistral)
+	if !tok.model.words {
+		t.Fatal("the words of Mistral's vocabulary are not independent")
+	}
+	rng := rand.New(rand.NewPCG(3, 4))
+	alphabet := []string{"▁", "▁", "▁▁", "a", "the", "ing", "é", "字", "😀", "\n", ".", "1"}
+	for range 2000 {
+		var b strings.Builder
+		for range 1 + rng.IntN(30) {
+			b.WriteString(alphabet[rng.IntN(len(alphabet))])
+		}
+		if got, want := tok.model.encode(nil, b.String()), tok.model.tokenize(b.String()); !slices.Equal(got, want) {
+			t.Fatalf("%q gave %v, want %v", b.String(), got, want)
+		}
+	}
+}
+
+func TestAMergeOverTheStartOfAWordKeepsTheTextWhole(t *testing.T) {
+	tok := spec{vocab: "a ▁ b a▁", merges: []string{"a ▁"}, top: pre(`{"type":"Metaspace","replacement":"▁","prepend_scheme":"never","split":false}`)}.parse(t)
+	if got := pieces(tok, "a b"); got != "a▁|b" {
+		t.Fatalf("gave %s", got)
+	}
+}
+
 // TestLongTextsOfAnyKindEncode would not end in time if anything were quadratic.
 func TestLongTextsOfAnyKindEncode(t *testing.T) {
 	for name, load := range map[string]func() (*Tokenizer, error){"tiny": loadTiny, "qwen3": loadQwen, "mistral": loadMistral} {

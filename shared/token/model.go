@@ -2,6 +2,8 @@ package token
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -16,6 +18,7 @@ type model struct {
 	fuseUnk      bool  // neighbouring unknowns become one
 	fallback     bool  // an unknown character becomes its bytes
 	ignoreMerges bool  // a piece that is a token as it stands is not merged
+	words        bool  // no token reaches over the start of a word, so that words can be encoded one by one
 	cache        *cache
 }
 
@@ -61,8 +64,28 @@ func newModel(m modelJSON, byteLevel bool) (*model, error) {
 	if err := out.indexBytes(); err != nil {
 		return nil, err
 	}
-	return out, out.indexMerges(m.Merges)
+	if err := out.indexMerges(m.Merges); err != nil {
+		return nil, err
+	}
+	_, hasMarker := m.Vocab[wordMarker]
+	out.words = !byteLevel && hasMarker && !m.IgnoreMerges && !slices.ContainsFunc(m.Merges, reachesOver)
+	return out, nil
 }
+
+// wordMarker begins a word in vocabularies of SentencePiece.
+const wordMarker = "▁"
+
+// wordEnd returns where the word that s begins with ends: before the next marker that follows another character.
+func wordEnd(s string) int {
+	n := len(s) - len(strings.TrimLeft(s, wordMarker))
+	if i := strings.Index(s[n:], wordMarker); i >= 0 && n+i > 0 {
+		return n + i
+	}
+	return len(s)
+}
+
+// reachesOver reports whether a merge joins the end of a word with the start of the next.
+func reachesOver(p mergePair) bool { return wordEnd(p[0]+p[1]) < len(p[0])+len(p[1]) }
 
 func (m *model) indexBytes() error {
 	for i := range m.bytes {
@@ -105,8 +128,20 @@ func (m *model) indexMerges(merges []mergePair) error {
 	return nil
 }
 
-// encode appends the ids of a piece.
+// encode appends the ids of a piece. A text without pre-tokenizer is one piece; where no merge can join two words, it is
+// cut into words, which gives the same ids and can use the cache.
 func (m *model) encode(dst []int32, piece string) []int32 {
+	for m.words && len(piece) > 0 {
+		n := wordEnd(piece)
+		if n == len(piece) {
+			break
+		}
+		dst, piece = m.encodeWord(dst, piece[:n]), piece[n:]
+	}
+	return m.encodeWord(dst, piece)
+}
+
+func (m *model) encodeWord(dst []int32, piece string) []int32 {
 	if len(piece) > maxCached {
 		return append(dst, m.tokenize(piece)...)
 	}

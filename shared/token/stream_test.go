@@ -8,7 +8,7 @@ import (
 
 func TestStreamHoldsBackHalfCharacters(t *testing.T) {
 	tok := spec{
-		vocab: "a <0xC3> <0xA9> <0xF0> <0x9F> <0x98> <0x80> é ▁b <s>", added: `[{"id":9,"content":"<s>","special":true}]`,
+		vocab: "a <0xC3> <0xA9> <0xF0> <0x9F> <0x98> <0x80> é ▁b <s> ▁▁c", added: `[{"id":9,"content":"<s>","special":true}]`,
 		top: map[string]string{"decoder": `{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"▁"},"content":" "},
 			{"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]}`},
 	}.parse(t)
@@ -26,6 +26,7 @@ func TestStreamHoldsBackHalfCharacters(t *testing.T) {
 		{"a lone continuation is one at once", []int32{2, 0}, "\uFFFD|a|", false},
 		{"a start after a start breaks the first", []int32{1, 1, 2}, "|\uFFFD|é|", false},
 		{"the leading space is dropped once", []int32{8, 8}, "b| b|", false},
+		{"of two leading spaces one is dropped", []int32{10, 10}, " c|  c|", false},
 		{"a special token before it counts as text", []int32{9, 8}, "<s>| b|", false},
 		{"a skipped one does not", []int32{9, 8}, "|b|", true},
 		{"unknown ids are nothing", []int32{-1, 0, 99}, "|a||", false},
