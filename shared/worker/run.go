@@ -81,11 +81,8 @@ func (d *Daemon) Run(ctx context.Context, p Parts) error {
 	err = <-served
 	d.drain(watched, face, p.Engine)
 	stop()
-	// The hand-overs that were cut off have ended with the KV listener: their records come now, before the publisher ends.
 	err = errors.Join(err, beside.Wait())
-	last, cancel := context.WithTimeout(base, time.Second)
-	defer cancel()
-	_ = face.Wait(last)
+	face.waitLast(base)
 	if lease != nil {
 		lease.Close()
 	}
@@ -138,6 +135,16 @@ func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
 	case <-t.C:
+	}
+}
+
+// waitLast waits for the records of hand-overs that were cut off: they ended with the KV listener, so their records come
+// now, and the publisher must still be there.
+func (n *Node) waitLast(base context.Context) {
+	limited, cancel := context.WithTimeout(base, time.Second)
+	defer cancel()
+	if err := n.Wait(limited); err != nil {
+		n.o.Logger.Warn("records of hand-overs are lost", "node", n.o.Name)
 	}
 }
 
