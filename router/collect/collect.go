@@ -68,6 +68,7 @@ type Collector struct {
 	written *ring
 	unacked []ack // of lines that are in the writers' memory
 	failing bool
+	scratch []byte // the line that is being made
 }
 
 // message is one input of Run.

@@ -1,6 +1,7 @@
 package collect
 
 import (
+	"bytes"
 	"errors"
 	"time"
 
@@ -138,7 +139,8 @@ func (c *Collector) late(w *writtenLine, m message, key timeline.Key) {
 
 // emit appends a line to a file's memory and shows it to readers.
 func (c *Collector) emit(to *jsonl.Writer, l *timeline.Line, acks []ack) bool {
-	line := timeline.Append(nil, l)
+	c.scratch = timeline.Append(c.scratch[:0], l)
+	line := bytes.Clone(c.scratch) // readers keep it
 	at, err := to.Append(line)
 	if errors.Is(err, jsonl.ErrFull) {
 		c.flush()
