@@ -268,7 +268,7 @@ func (e *Estimator) absorb(b bestOf, now int64, v *Verdict) {
 	lv, uv := b.in(s)
 	s.lower(point{lx, lv})
 	s.upper(point{ux, uv})
-	s.points.add(middle{(lx + ux) / 2, (lv + uv) / 2, (uv - lv) / 2})
+	s.points.add(middle{(lx + ux) / 2, (lv + uv) / 2, s.halfWidth(ux-lx, uv-lv)})
 	e.keepPossible(v)
 	s.forget(s.last - float64(e.cfg.History))
 	if s.last > rebaseAfter {

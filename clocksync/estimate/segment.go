@@ -83,6 +83,16 @@ func (s *segment) insert(c *chain, p point, side int) {
 	s.liveOK = false
 }
 
+// halfWidth is half the distance of a burst's best bounds, dv, as if both were of one moment: they are dx apart, and the
+// clock moves meanwhile. As long as its slope is not known, the limit counts.
+func (s *segment) halfWidth(dx, dv float64) float64 {
+	if len(s.points.mids) < windows[0] {
+		return dv/2 + s.lim.rho*math.Abs(dx)
+	}
+	l, _ := s.points.newest()
+	return (dv - l.b*dx) / 2
+}
+
 // refresh computes the possible slopes at the newest sample. Not ok: the samples contradict the limits.
 func (s *segment) refresh() bool {
 	if !s.liveOK {

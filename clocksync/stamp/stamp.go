@@ -30,7 +30,8 @@ type Socket struct {
 	oob    []byte
 }
 
-type wallPair struct{ mono, wall, half int64 }
+// wallPair is the kernel's monotonic clock next to its wall clock; at is what the steady clock showed then.
+type wallPair struct{ mono, wall, half, at int64 }
 
 func (p wallPair) diff() int64 { return p.wall - p.mono }
 
@@ -139,14 +140,14 @@ func (k *Socket) Await(id uint32, limit time.Duration) (tx TX, ok bool) {
 // toSteady maps a wall stamp that is at most a moment old.
 func (k *Socket) toSteady(wall, now int64) (ns, half int64, ok bool) {
 	old := k.pair
-	if now-old.mono > int64(20*time.Microsecond) || now < old.mono {
+	if now-old.at > int64(20*time.Microsecond) || now < old.at {
 		k.pair = k.readPair()
 	}
 	p := k.pair
 	if d := p.diff() - old.diff(); d > p.half+old.half+wallSlackNS || -d > p.half+old.half+wallSlackNS {
 		return 0, 0, false // the wall clock was stepped between the pairs, perhaps between the stamp and now
 	}
-	ns = wall - p.diff()
+	ns = k.steady.FromKernel(wall - p.diff())
 	if ns > k.steady.Now()+p.half {
 		return 0, 0, false
 	}
@@ -155,7 +156,7 @@ func (k *Socket) toSteady(wall, now int64) (ns, half int64, ok bool) {
 
 func (k *Socket) readPair() wallPair {
 	m, w, h := k.steady.Wall()
-	return wallPair{m, w, h}
+	return wallPair{m, w, h, k.steady.FromKernel(m)}
 }
 
 // IsTimeout says that err is a read deadline that passed.

@@ -105,6 +105,7 @@ func TestAStampAcrossAWallClockStepIsDropped(t *testing.T) {
 	k.pair.wall -= 10_000 // as if the wall clock had been set forward since
 	k.pair.mono -= 1_000_000
 	k.pair.wall -= 1_000_000
+	k.pair.at -= 1_000_000
 	if ns, _, ok := k.toSteady(wall, s.Now()); ok {
 		t.Errorf("a stamp next to a step was mapped to %d", ns)
 	}

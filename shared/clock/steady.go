@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -26,6 +27,7 @@ const (
 	suspendSlackNS   = 1_500_000
 	suspendQuantumNS = 1_000_000
 	suspendCheckNS   = 1_000_000
+	suspendTornNS    = 100_000
 	maxFaultSkewPPM  = 100_000
 )
 
@@ -83,7 +85,7 @@ func New(o Options) (*Steady, error) {
 		facts.fault = fmt.Sprintf("%08x %+v", s.instance, o)
 	}
 	s.facts = facts
-	suspend, err := suspended()
+	suspend, err := suspended(1000)
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +170,7 @@ func (s *Steady) ID() ID {
 		return cur.id
 	}
 	s.checked.Store(now)
-	suspend, err := suspended()
+	suspend, err := suspended(3)
 	if err != nil || abs(suspend-cur.suspendNS) <= suspendSlackNS {
 		return cur.id
 	}
@@ -182,25 +184,24 @@ func (s *Steady) newEpoch(suspendNS int64) *epochState {
 }
 
 // suspended returns BOOTTIME - MONOTONIC, which grows only by suspends. All three readings are the kernel's, so that neither
-// a fault nor a test's invented time enters.
-func suspended() (int64, error) {
-	best, value := int64(1<<63-1), int64(0)
-	for range 3 {
+// a fault nor a test's invented time enters. Readings that were torn by a preemption would look like a suspend: when all
+// are, errTorn is returned.
+func suspended(tries int) (int64, error) {
+	for range tries {
 		a, err1 := kernelMono()
 		boot, err2 := kernelBoot()
 		b, err3 := kernelMono()
 		if err := cmp.Or(err1, err2, err3); err != nil {
 			return 0, err
 		}
-		if b-a < best {
-			best, value = b-a, boot-(a+(b-a)/2)
-		}
-		if best < 100_000 { // a preempted read would look like a suspend; anything tighter is good enough
-			break
+		if b-a < suspendTornNS {
+			return boot - (a + (b-a)/2), nil
 		}
 	}
-	return value, nil
+	return 0, errTorn
 }
+
+var errTorn = errors.New("clock: every reading of the suspend time was torn by a preemption")
 
 // rawReads is how many brackets Raw takes; it keeps the tightest.
 const rawReads = 5
@@ -243,10 +244,15 @@ func (s *Steady) Wall() (monoNS, wallNS, halfBracketNS int64) {
 			monoNS, wallNS = s.anchor+a+(b-a)/2, w
 		}
 	}
-	if s.faulty {
-		monoNS += s.faultAt(monoNS)
-	}
 	return monoNS, wallNS, (best + 1) / 2
+}
+
+// FromKernel returns what this clock shows when CLOCK_MONOTONIC shows monoNS: the same, but for a clock with a fault.
+func (s *Steady) FromKernel(monoNS int64) int64 {
+	if s.faulty {
+		return monoNS + s.faultAt(monoNS)
+	}
+	return monoNS
 }
 
 func abs(x int64) int64 {
