@@ -153,3 +153,18 @@ type Violation struct {
 	BoundNS  int64  `json:"bound_ns"`
 	ExcessNS int64  `json:"excess_ns"` // how far beyond the bound
 }
+
+// At returns the converted stamp of a name, those of the transfer under "transfer.": ns after the line's start. Not ok: it
+// is absent or not aligned.
+func (p *Phase) At(name string) (int64, bool) {
+	list := p.Stamps
+	if n := len("transfer."); len(name) > n && name[:n] == "transfer." {
+		list, name = p.Transfer, name[n:]
+	}
+	for i := range list {
+		if list[i].Name == name && list[i].Ref != nil {
+			return *list[i].Ref, true
+		}
+	}
+	return 0, false
+}

@@ -250,3 +250,17 @@ func stagesOf(style string) []stage {
 	}
 	return slices.Concat(head, middle, tail)
 }
+
+// SpanNames are the names that a line's spans can have.
+func SpanNames() (names []string) {
+	for _, style := range []string{styleGenFirst, styleCtxFirst, styleAggregated} {
+		for _, st := range stagesOf(style) {
+			for _, n := range []string{st.name, st.name + "_wait", st.name + "_sample"} {
+				if (n == st.name || st.when == chunked) && !slices.Contains(names, n) {
+					names = append(names, n)
+				}
+			}
+		}
+	}
+	return names
+}

@@ -1,0 +1,332 @@
+package export
+
+import (
+	"bytes"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"meridian.internal/router/timeline"
+	"meridian.internal/shared/phase"
+)
+
+func ptr(v int64) *int64 { return &v }
+
+const (
+	ms   = 1_000_000
+	wall = int64(1795975770303476405)
+)
+
+// vector is TensorRT-LLM's acceptance vector: its span k lasts k ms, from 1000.000 s.
+func vector() *timeline.Line {
+	at := func(list ...any) (out []timeline.Stamp) {
+		for i := 0; i < len(list); i += 2 {
+			v := int64(list[i+1].(int)) * ms
+			out = append(out, timeline.Stamp{Name: list[i].(string), Raw: v, Ref: &v})
+		}
+		return out
+	}
+	off := ptr(0)
+	return &timeline.Line{
+		Schema: timeline.Schema, RequestID: "req-1", ClientRequestID: "=mine", Router: "router0", Model: "tiny", Style: "context_first", StartNS: 1000_000_000_000, WallNS: wall,
+		Outcome: phase.Finished, FinishReason: "stop", Complete: true, Streamed: true, TTFTNS: ptr(78 * ms), E2ENS: ptr(200 * ms), UnaccountedNS: ptr(0), MaxBoundNS: ptr(900),
+		Tokens: phase.Tokens{Prompt: 7, Cached: 2, Output: 3}, Handover: &timeline.Handover{Bytes: 99},
+		Spans: []timeline.Span{
+			{Name: "router_receive", Node: "router0", DurNS: ms}, {Name: "ctx_dispatch", Node: "router0>ctx0", StartNS: ms, DurNS: 2 * ms, BoundNS: 900},
+			{Name: "prefill", Node: "ctx0", StartNS: 3 * ms, DurNS: 4 * ms}, {Name: "prefill", Node: "ctx0", StartNS: 7 * ms, DurNS: 5 * ms}, {Name: "relay", Node: "router0", StartNS: 12 * ms, DurNS: -5},
+		},
+		Phases: []timeline.Phase{
+			{Role: phase.Disagg, Node: "router0", Stamps: at("receive_ns", 0, "first_token_ns", 78)},
+			{Role: phase.Ctx, Node: "ctx0", Disagg: 1450704281600000, Stamps: at("receive_ns", 1, "queued_ns", 3, "first_scheduled_ns", 6, "first_token_ns", 10, "end_ns", 15)},
+			{Role: phase.Gen, Node: "gen0", Disagg: 1450704281600000, Bytes: 99, Clock: timeline.PhaseClock{OffsetNS: off, BoundNS: off},
+				Stamps:   at("receive_ns", 21, "admitted_ns", 28, "first_scheduled_ns", 55, "first_token_ns", 66, "first_token_sent_ns", 66, "last_token_ns", 200),
+				Transfer: at("start_ns", 36, "installed_ns", 45),
+				Steps:    &timeline.Columns{Names: []string{"iter", "forward_start_ns", "sample_end_ns", "batch_size"}, Values: [][]int64{{5, 6}, {70 * ms, 80 * ms}, {75 * ms, 85 * ms}, {3, 4}}}},
+		},
+	}
+}
+
+func export(t *testing.T, format string, lines ...*timeline.Line) string {
+	t.Helper()
+	var b bytes.Buffer
+	e, err := New(format, &b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range lines {
+		if err := e.Line(l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func TestTheTwelveSpansOfTheAcceptanceVector(t *testing.T) {
+	got := Breakdown(vector())
+	for k, name := range spanNames {
+		if got[name] != int64(k+1)*ms {
+			t.Errorf("%s lasts %d ns, want %d ms", name, got[name], k+1)
+		}
+	}
+	if len(got) != 12 {
+		t.Errorf("%d spans", len(got))
+	}
+	l := vector()
+	l.Phases[1].Stamps[0].Ref = nil
+	if _, ok := Breakdown(l)["disagg_preprocessing"]; ok {
+		t.Error("a span is given whose end is not aligned")
+	}
+}
+
+func TestTheRecordThatTheBreakdownToolReads(t *testing.T) {
+	var r struct {
+		CtxServer string      `json:"ctx_server"`
+		Arrival   json.Number `json:"disagg_server_arrival_time"`
+		First     json.Number `json:"disagg_server_first_token_time"`
+		ID        int64       `json:"disagg_request_id"`
+		Gen       struct {
+			PerfMetrics struct {
+				Timing map[string]json.Number `json:"timing_metrics"`
+			} `json:"perf_metrics"`
+		} `json:"gen_perf_metrics"`
+	}
+	if err := json.Unmarshal([]byte(export(t, "trtllm", vector())), &r); err != nil {
+		t.Fatal(err)
+	}
+	tm := r.Gen.PerfMetrics.Timing
+	if r.CtxServer != "ctx0" || r.Arrival != "1000.000000000" || r.First != "1000.078000000" || r.ID != 1450704281600000 || tm["server_arrival_time"] != "1000.021000000" ||
+		tm["kv_cache_transfer_end"] != "1000.045000000" || tm["server_first_token_time"] != "1000.066000000" || tm["kv_cache_size"] != "99" {
+		t.Errorf("%+v", r)
+	}
+	failed := vector()
+	failed.Outcome = phase.Failed
+	if got := export(t, "trtllm", failed); got != "" {
+		t.Errorf("a failed request is written: %s", got)
+	}
+}
+
+func TestChromeEventsAreJSONWithExactTimes(t *testing.T) {
+	other := vector()
+	other.RequestID = `re"q-2`
+	var f struct {
+		Events []struct {
+			Ph, Name string
+			Pid, Tid int
+			Ts, Dur  json.Number
+			Args     map[string]any
+		} `json:"traceEvents"`
+	}
+	if err := json.Unmarshal([]byte(export(t, "chrome", vector(), other)), &f); err != nil {
+		t.Fatal(err)
+	}
+	count := map[string]int{}
+	for _, e := range f.Events {
+		count[e.Ph]++
+		count[e.Ph+" "+e.Name]++
+		if e.Ph == "X" && e.Name == "ctx_dispatch" && (e.Ts != "1795975770304476.405" || e.Dur != "2000.000" || e.Args["hop"] != "router0>ctx0") {
+			t.Errorf("%+v", e)
+		}
+		if e.Ph == "X" && e.Name == "relay" && (e.Dur != "0.000" || e.Args["negative_dur_ns"] != -5.0) {
+			t.Errorf("a negative span: %+v", e)
+		}
+	}
+	// Iterations are shared by the requests of a batch; three arrows a request: to the network, to ctx0, and back.
+	if count["X decode step"] != 2 || count["X"] != 12 || count["s"] != 6 || count["f"] != 6 || count["M process_name"] != 4 {
+		t.Errorf("%v", count)
+	}
+	if !json.Valid([]byte(export(t, "chrome"))) {
+		t.Error("no requests make no JSON")
+	}
+}
+
+// fields parses one message into field number -> values.
+func fields(t *testing.T, b []byte) map[protowire.Number][]any {
+	t.Helper()
+	out := map[protowire.Number][]any{}
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			t.Fatal(protowire.ParseError(n))
+		}
+		b = b[n:]
+		var v any
+		switch typ {
+		case protowire.VarintType:
+			v, n = protowire.ConsumeVarint(b)
+		case protowire.Fixed64Type:
+			v, n = protowire.ConsumeFixed64(b)
+		case protowire.BytesType:
+			v, n = protowire.ConsumeBytes(b)
+		default:
+			t.Fatalf("wire type %d", typ)
+		}
+		if n < 0 {
+			t.Fatal(protowire.ParseError(n))
+		}
+		out[num] = append(out[num], v)
+		b = b[n:]
+	}
+	return out
+}
+
+func TestPerfettoPacketsParseBack(t *testing.T) {
+	tracks := map[uint64]string{}
+	open := map[uint64]int{}
+	flows := map[uint64]int{}
+	var names []string
+	for _, raw := range fields(t, []byte(export(t, "perfetto", vector())))[tracePacket] {
+		p := fields(t, raw.([]byte))
+		if d := p[packetDescriptor]; d != nil {
+			f := fields(t, d[0].([]byte))
+			name := ""
+			if f[trackName] != nil {
+				name = string(f[trackName][0].([]byte))
+			}
+			tracks[f[trackUUID][0].(uint64)] = name
+			continue
+		}
+		e := fields(t, p[packetTrackEvent][0].([]byte))
+		track := e[eventTrack][0].(uint64)
+		if _, ok := tracks[track]; !ok {
+			t.Error("an event on a track that was not declared before")
+		}
+		if e[eventType][0].(uint64) == sliceEnd {
+			open[track]--
+			continue
+		}
+		open[track]++
+		names = append(names, string(e[eventName][0].([]byte)))
+		for _, f := range e[eventFlows] {
+			flows[f.(uint64)]++
+		}
+		if names[len(names)-1] == "ctx_dispatch" && p[packetTimestamp][0].(uint64) != uint64(wall+ms) {
+			t.Errorf("timestamp %v", p[packetTimestamp])
+		}
+	}
+	for track, n := range open {
+		if n != 0 {
+			t.Errorf("track %q has %d slices that do not end", tracks[track], n)
+		}
+	}
+	for id, n := range flows {
+		if n != 2 {
+			t.Errorf("flow %d has %d ends, want 2", id, n)
+		}
+	}
+	if want := "router_receive ctx_dispatch prefill prefill relay decode step decode step"; strings.Join(names, " ") != want || len(flows) != 3 {
+		t.Errorf("slices %v, %d flows", names, len(flows))
+	}
+}
+
+func TestCSVHasARowARequest(t *testing.T) {
+	rows, err := csv.NewReader(strings.NewReader(export(t, "csv", vector(), &timeline.Line{RequestID: "x"}))).ReadAll()
+	if err != nil || len(rows) != 3 {
+		t.Fatalf("%d rows, %v", len(rows), err)
+	}
+	cell := func(row int, col string) string {
+		for i, name := range rows[0] {
+			if name == col {
+				return rows[row][i]
+			}
+		}
+		return "no column " + col
+	}
+	for col, want := range map[string]string{"request_id": "req-1", "client_request_id": "'=mine", "ttft_ns": "78000000", "prefill_ns": "9000000", "queue_ns": "", "kv_bytes": "99"} {
+		if got := cell(1, col); got != want {
+			t.Errorf("%s is %q, want %q", col, got, want)
+		}
+	}
+	if got := cell(2, "ttft_ns"); got != "" {
+		t.Errorf("an absent number is %q", got)
+	}
+}
+
+// TestEverySpanHasAColumn compares with the names that the merge can give.
+func TestEverySpanHasAColumn(t *testing.T) {
+	for _, name := range timeline.SpanNames() {
+		if !strings.Contains(" "+strings.Join(spanColumns, " ")+" ", " "+name+" ") {
+			t.Errorf("span %s has no column", name)
+		}
+	}
+}
+
+type otlpSpan struct {
+	TraceID  string `json:"traceId"`
+	SpanID   string `json:"spanId"`
+	ParentID string `json:"parentSpanId"`
+	Name     string
+	Start    json.Number `json:"startTimeUnixNano"`
+	End      json.Number `json:"endTimeUnixNano"`
+}
+
+func otlpSpans(t *testing.T, text string) (spans []otlpSpan) {
+	t.Helper()
+	var r struct {
+		ResourceSpans []struct {
+			ScopeSpans []struct{ Spans []otlpSpan }
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	for _, rs := range r.ResourceSpans {
+		for _, ss := range rs.ScopeSpans {
+			spans = append(spans, ss.Spans...)
+		}
+	}
+	return spans
+}
+
+func TestOTLPIsOneTreeARequest(t *testing.T) {
+	l := vector()
+	l.Traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	spans := otlpSpans(t, export(t, "otlp", l))
+	if len(spans) != 6 || spans[0].ParentID != "b7ad6b7169203331" {
+		t.Fatalf("%+v", spans)
+	}
+	seen := map[string]bool{}
+	for _, s := range spans {
+		if s.TraceID != "0af7651916cd43dd8448eb211c80319c" || len(s.SpanID) != 16 || seen[s.SpanID] {
+			t.Errorf("ids of %+v", s)
+		}
+		seen[s.SpanID] = true
+		if s.Start < spans[0].Start || s.End > spans[0].End || s.End < s.Start {
+			t.Errorf("%s lies outside its parent", s.Name)
+		}
+		if s.Name != "chat tiny" && s.ParentID != spans[0].SpanID {
+			t.Errorf("%s has parent %q", s.Name, s.ParentID)
+		}
+	}
+	if s := otlpSpans(t, export(t, "otlp", vector())); s[0].ParentID != "" || len(s[0].TraceID) != 32 {
+		t.Errorf("without traceparent: %+v", s[0])
+	}
+}
+
+func TestHostileTextStaysText(t *testing.T) {
+	l := vector()
+	evil := "<script>\x00\"\n\u2028,=cmd|'\xff"
+	l.RequestID, l.ClientRequestID, l.Spans[0].Name, l.Spans[0].Node, l.Model, l.Traceparent, l.Error = evil, evil, evil, evil, evil, evil, &phase.Error{Message: evil}
+	l.Phases[1].Node = evil
+	for _, f := range Formats() {
+		out := export(t, f, l)
+		if f == "chrome" || f == "otlp" || f == "trtllm" {
+			if !json.Valid([]byte(out)) {
+				t.Errorf("%s: no JSON: %s", f, out)
+			}
+		}
+	}
+}
+
+func TestUnknownFormatIsNamed(t *testing.T) {
+	if _, err := New("pdf", nil); !errors.Is(err, ErrFormat) || !strings.Contains(fmt.Sprint(err), "perfetto") {
+		t.Errorf("%v", err)
+	}
+}
