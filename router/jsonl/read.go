@@ -23,7 +23,15 @@ func Read(path string, each func(line []byte, number int, offset int64) error, b
 		return fmt.Errorf("open file of lines: %w", err)
 	}
 	defer f.Close()
-	r := bufio.NewReaderSize(f, 1<<20)
+	if err := ReadFrom(f, each, bad); err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	return nil
+}
+
+// ReadFrom is Read on a reader; offsets count from where it stands.
+func ReadFrom(from io.Reader, each func(line []byte, number int, offset int64) error, bad func(number int, err error)) error {
+	r := bufio.NewReaderSize(from, 1<<20)
 	var long []byte
 	offset := int64(0)
 	for number := 1; ; number++ {
@@ -34,7 +42,7 @@ func Read(path string, each func(line []byte, number int, offset int64) error, b
 		case errors.Is(err, ErrLine):
 			bad(number, err)
 		case err != nil:
-			return fmt.Errorf("read %s: %w", path, err)
+			return err
 		case len(line) > 0:
 			if err := each(line, number, offset); err != nil {
 				return err

@@ -25,6 +25,10 @@ func line(id string, ttft, e2e int64) *timeline.Line {
 	}
 }
 
+func span(name string, ns int64) timeline.Span {
+	return timeline.Span{Name: name, Node: "n", DurNS: ns}
+}
+
 func TestQuantilesAreWithinHalfAPercent(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var h histogram

@@ -105,3 +105,29 @@ func TestWhatIsNotThereIsNamed(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+func TestFollowSeesWhatIsAppendedAndNothingElse(t *testing.T) {
+	dir := t.TempDir()
+	f := write(t, dir, "timeline-h-1-x-00000.jsonl", line("old", "", true, false))
+	w := &follower{dir: dir, at: map[string]int64{}}
+	var got []string
+	look := func() {
+		if err := w.look(func(l *timeline.Line) error { got = append(got, l.RequestID); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.look(nil); err != nil {
+		t.Fatal(err)
+	}
+	look()
+	half := line("a", "", true, false)
+	os.WriteFile(f, append(mustRead(t, f), half[:20]...), 0o644)
+	look() // a torn line is not read, and is read whole later
+	os.WriteFile(f, append(mustRead(t, f), half[20:]+"\n"...), 0o644)
+	write(t, dir, "timeline-h-1-x-00001.jsonl", line("b", "", true, false))
+	look()
+	look()
+	if !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("%q", got)
+	}
+}

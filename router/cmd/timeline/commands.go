@@ -22,6 +22,10 @@ type commands struct {
 	Show    showCmd    `cmd:"" help:"Draw one request as a waterfall in one clock."`
 	Summary summaryCmd `cmd:"" help:"Percentiles per span, node and pair, and the slowest requests."`
 	Check   checkCmd   `cmd:"" help:"Check that everything adds up. Exit code 0: all holds; 1: something is violated, a sentence each; 2: a file could not be read."`
+	Diff    diffCmd    `cmd:"" help:"Compare two files or folders: which span moved, and whether that may be chance."`
+	Advise  adviseCmd  `cmd:"" help:"What the recorded times say about the cluster, with the arithmetic."`
+	Export  exportCmd  `cmd:"" help:"Write timelines for other tools."`
+	Follow  followCmd  `cmd:"" help:"Print requests as they end."`
 }
 
 // files are the timelines to read.

@@ -124,3 +124,38 @@ func TestTheCommandKnowsNoEngineAndNoNode(t *testing.T) {
 		}
 	}
 }
+
+func TestDiffAdviseAndExportRead(t *testing.T) {
+	a, b := traceFile(t, line("a", 5), line("b", 6)), traceFile(t, line("a", 7))
+	out := filepath.Join(t.TempDir(), "out.json")
+	cases := []struct {
+		name, want string
+		run        func() error
+		code       int
+	}{
+		{"diff", "time to first token", func() error { return (&diffCmd{A: a, B: b, Color: "never"}).Run(t.Context()) }, 0},
+		{"diff as JSON", `"name":"prefill"`, func() error { return (&diffCmd{A: a, B: b, JSON: true}).Run(t.Context()) }, 0},
+		{"diff with nothing", "", func() error { return (&diffCmd{A: a, B: "/nowhere"}).Run(t.Context()) }, 2},
+		{"advise", "Cannot tell", func() error { return (&adviseCmd{Color: "never", files: files{File: []string{a}}}).Run(t.Context()) }, 0},
+		{"export to the screen", "request_id,", func() error {
+			return (&exportCmd{Format: "csv", Output: "-", files: files{File: []string{a}}}).Run(t.Context())
+		}, 0},
+		{"export to a file", "", func() error {
+			return (&exportCmd{Format: "chrome", Output: out, files: files{File: []string{a}}}).Run(t.Context())
+		}, 0},
+		{"export to nowhere", "", func() error {
+			return (&exportCmd{Format: "chrome", Output: "/nowhere/out", files: files{File: []string{a}}}).Run(t.Context())
+		}, 1},
+	}
+	for _, c := range cases {
+		if text, code := output(t, c.run); code != c.code || !strings.Contains(text, c.want) {
+			t.Errorf("%s: exit %d\n%s", c.name, code, text)
+		}
+	}
+	if b, err := os.ReadFile(out); err != nil || !strings.Contains(string(b), `"traceEvents"`) {
+		t.Errorf("%v: %s", err, b)
+	}
+	if s := oneLine(line("a", 5)); !strings.Contains(s, "5 ns prefill on ctx0") {
+		t.Errorf("%s", s)
+	}
+}

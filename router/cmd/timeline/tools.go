@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"meridian.internal/router/export"
+	"meridian.internal/router/summary"
+	"meridian.internal/router/timeline"
+	"meridian.internal/router/traces"
+	"meridian.internal/router/waterfall"
+)
+
+type exportCmd struct {
+	Format string `help:"chrome, csv, otlp, perfetto or trtllm. chrome and perfetto open in ui.perfetto.dev." enum:"chrome,csv,otlp,perfetto,trtllm" default:"chrome"`
+	Output string `short:"o" help:"File to write. -: standard output." default:"-" placeholder:"FILE"`
+	files
+}
+
+// Run exports.
+func (c *exportCmd) Run(ctx context.Context) (err error) {
+	s, err := c.open(os.Stderr)
+	if err != nil {
+		return err
+	}
+	w := io.Writer(os.Stdout)
+	if c.Output != "-" {
+		f, err := os.Create(c.Output)
+		if err != nil {
+			return fmt.Errorf("--output: %w", err)
+		}
+		defer func() {
+			if e := f.Close(); err == nil {
+				err = e
+			}
+		}()
+		w = f
+	} else if c.Format == "perfetto" && terminal(os.Stdout).tty {
+		return fmt.Errorf("--format perfetto is binary: give --output FILE")
+	}
+	x, err := export.New(c.Format, w)
+	if err != nil {
+		return err
+	}
+	done := progress(s, os.Stderr)
+	err = s.Each(ctx, true, func(l *timeline.Line, _ traces.Position) error { return x.Line(l) })
+	done()
+	if err != nil {
+		return unreadable(err)
+	}
+	return x.Close()
+}
+
+type diffCmd struct {
+	A     string `arg:"" help:"File or folder to compare from."`
+	B     string `arg:"" help:"File or folder to compare to."`
+	Color string `help:"Colours: auto, always, never." enum:"auto,always,never" default:"auto"`
+	JSON  bool   `help:"Print JSON." name:"json"`
+}
+
+// Run compares.
+func (c *diffCmd) Run(ctx context.Context) error {
+	var sums [2]*summary.Summary
+	for i, name := range []string{c.A, c.B} {
+		var err error
+		if sums[i], err = sum(ctx, files{File: []string{name}}); err != nil {
+			return err
+		}
+	}
+	list := summary.Diff(sums[0], sums[1])
+	if c.JSON {
+		return json.NewEncoder(os.Stdout).Encode(list)
+	}
+	return summary.WriteDiff(os.Stdout, list, terminal(os.Stdout).colors(c.Color))
+}
+
+// sum reads files into a summary.
+func sum(ctx context.Context, f files) (*summary.Summary, error) {
+	s, err := f.open(os.Stderr)
+	if err != nil {
+		return nil, err
+	}
+	out := summary.New(0)
+	done := progress(s, os.Stderr)
+	err = s.Each(ctx, false, func(l *timeline.Line, _ traces.Position) error {
+		out.Add(l)
+		return nil
+	})
+	done()
+	return out, unreadable(err)
+}
+
+type adviseCmd struct {
+	Color string `help:"Colours: auto, always, never." enum:"auto,always,never" default:"auto"`
+	JSON  bool   `help:"Print JSON." name:"json"`
+	files
+}
+
+// Run advises.
+func (c *adviseCmd) Run(ctx context.Context) error {
+	s, err := sum(ctx, c.files)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return json.NewEncoder(os.Stdout).Encode(s.Advise())
+	}
+	return summary.WriteAdvice(os.Stdout, s.Advise(), terminal(os.Stdout).colors(c.Color))
+}
+
+type followCmd struct {
+	Dir string `arg:"" optional:"" help:"Folder of timelines." default:"traces"`
+}
+
+const followEvery = 250 * time.Millisecond
+
+// Run prints requests as they end.
+func (c *followCmd) Run(ctx context.Context) error {
+	return unreadable(traces.Follow(ctx, c.Dir, followEvery, func(l *timeline.Line) error {
+		_, err := fmt.Println(oneLine(l))
+		return err
+	}))
+}
+
+// oneLine is a request in one row: outcome, times, and the span that took most of the time to first token.
+func oneLine(l *timeline.Line) string {
+	opt := func(v *int64) string {
+		if v == nil {
+			return "–"
+		}
+		return waterfall.Duration(*v)
+	}
+	var most timeline.Span
+	for _, s := range l.Spans {
+		if s.Name != "decode" && s.Name != "finish" && s.DurNS > most.DurNS {
+			most = s
+		}
+	}
+	parts := []string{
+		time.Unix(0, l.WallNS).UTC().Format("15:04:05.000"), fmt.Sprintf("%-9s", waterfall.Clean(string(l.Outcome), 9)), fmt.Sprintf("TTFT %8s", opt(l.TTFTNS)),
+		fmt.Sprintf("E2E %8s", opt(l.E2ENS)), fmt.Sprintf("%5d → %-5d", l.Tokens.Prompt, l.Tokens.Output), fmt.Sprintf("%-28s", waterfall.Clean(l.RequestID, 28)),
+		fmt.Sprintf("%s %s on %s", waterfall.Duration(most.DurNS), waterfall.Clean(most.Name, 20), waterfall.Clean(most.Node, 30)),
+	}
+	if !l.Complete {
+		parts = append(parts, "incomplete")
+	}
+	return strings.Join(parts, "  ")
+}

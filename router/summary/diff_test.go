@@ -1,0 +1,99 @@
+package summary
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+)
+
+// noisy are n requests whose time to first token is around ttft.
+func noisy(n int, ttft float64, seed uint64) *Summary {
+	rng := rand.New(rand.NewPCG(seed, 7))
+	s := New(0)
+	for i := range n {
+		v := int64(ttft * (1 + 0.2*rng.NormFloat64()))
+		s.Add(line(fmt.Sprint(i), v, v+1_000_000))
+	}
+	return s
+}
+
+func TestOnlyAChangeThatIsNoChanceIsSure(t *testing.T) {
+	cases := []struct {
+		name string
+		a, b *Summary
+		sure bool
+		sign int64
+	}{
+		{"the same distribution", noisy(500, 1e6, 1), noisy(500, 1e6, 2), false, 0},
+		{"ten percent slower, many requests", noisy(2000, 1e6, 1), noisy(2000, 1.1e6, 2), true, 1},
+		{"ten percent faster, many requests", noisy(2000, 1e6, 1), noisy(2000, 0.9e6, 2), true, -1},
+		{"ten percent slower, five requests", noisy(5, 1e6, 1), noisy(5, 1.1e6, 2), false, 0},
+	}
+	for _, c := range cases {
+		got := Diff(c.a, c.b)[0]
+		if got.Sure != c.sure || c.sign*got.DeltaNS < 0 {
+			t.Errorf("%s: %+v", c.name, got)
+		}
+	}
+}
+
+func TestTheSpanThatMovedComesFirst(t *testing.T) {
+	a, b := noisy(300, 1e6, 1), noisy(300, 1e6, 1)
+	for i := range 300 {
+		l := line(fmt.Sprint(i), 1_000_000, 2_000_000)
+		l.Spans = append(l.Spans, l.Spans[0])
+		l.Spans[0].Name, l.Spans[0].DurNS = "kv_handover", 9_000_000
+		b.Add(l)
+	}
+	list := Diff(a, b)
+	if list[3].Name != "kv_handover" || list[3].OnlySide != "b" {
+		t.Errorf("%+v", list[3])
+	}
+	var w bytes.Buffer
+	if err := WriteDiff(&w, list, false); err != nil || !strings.Contains(w.String(), "only in b") {
+		t.Errorf("%v\n%s", err, w.String())
+	}
+}
+
+func TestAdviceFollowsTheTimes(t *testing.T) {
+	with := func(spans map[string]int64) *Summary {
+		s := New(0)
+		for i := range 40 {
+			l := line(fmt.Sprint(i), 10_000_000, 50_000_000)
+			l.Spans = l.Spans[:0]
+			for name, ns := range spans {
+				l.Spans = append(l.Spans, span(name, ns))
+			}
+			s.Add(l)
+		}
+		return s
+	}
+	cases := []struct {
+		name     string
+		s        *Summary
+		question int
+		want     string
+	}{
+		{"too few requests", New(0), 0, "Cannot tell"},
+		{"a dear pair and no prefill to keep away", with(map[string]int64{"kv_handover": 9e6, "decode": 1e6}), 0, "Probably"},
+		{"a cheap pair that keeps much prefill away", with(map[string]int64{"kv_handover": 1e5, "decode": 40e6, "prefill": 8e6}), 0, "No, under load"},
+		{"waiting for prefill", with(map[string]int64{"ctx_queue": 5e6, "gen_admit": 1e5}), 1, "Prefill"},
+		{"waiting for decode", with(map[string]int64{"ctx_queue": 1e5, "gen_admit": 5e6}), 1, "Decode"},
+		{"waiting for both", with(map[string]int64{"ctx_queue": 4e6, "gen_admit": 5e6}), 1, "Both"},
+		{"waiting for neither", with(map[string]int64{"ctx_queue": 1e5}), 1, "Neither"},
+		{"a slow hand-over", with(map[string]int64{"kv_handover": 3e6}), 2, "Yes"},
+		{"a hidden hand-over", with(map[string]int64{"kv_handover": 1e5}), 2, "No"},
+	}
+	for _, c := range cases {
+		list := c.s.Advise()
+		if got := list[c.question].Answer; !strings.HasPrefix(got, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+		var w bytes.Buffer
+		if err := WriteAdvice(&w, list, true); err != nil || w.Len() == 0 {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
