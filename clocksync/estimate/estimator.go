@@ -104,6 +104,9 @@ func (e *Estimator) Local() clock.ID { return e.local }
 // Reference returns the id of the clock that it is estimated against.
 func (e *Estimator) Reference() clock.ID { return e.ref }
 
+// Rho is the declared limit on the skew, in s/s.
+func (e *Estimator) Rho() float64 { return e.lim.rho }
+
 // Stats returns the counters.
 func (e *Estimator) Stats() Stats {
 	s := e.stats
@@ -167,7 +170,7 @@ func (e *Estimator) Add(b Burst) Verdict {
 	best := bestOf{slope: e.slope()}
 	now := int64(math.MinInt64)
 	for _, x := range b.Exchanges {
-		if !x.Possible() {
+		if !x.Possible(e.lim.rho) {
 			v.Impossible++
 			now = max(now, x.T3)
 			continue
@@ -177,7 +180,7 @@ func (e *Estimator) Add(b Burst) Verdict {
 		e.rtt = x.Delay()
 	}
 	for _, x := range b.Exchanges {
-		if x.Possible() {
+		if x.Possible(e.lim.rho) {
 			e.rtt = min(e.rtt, x.Delay())
 		}
 	}
@@ -360,7 +363,7 @@ func (e *Estimator) judge(v Verdict, now int64) {
 // Hint takes a single exchange that came for free (a routed request, a KV transfer). It tightens bounds and never
 // moves the point; one that contradicts is ignored and reported false.
 func (e *Estimator) Hint(x ntp.Exchange) bool {
-	if e.cur == nil || !x.Possible() {
+	if e.cur == nil || !x.Possible(e.lim.rho) {
 		return false
 	}
 	s := e.cur

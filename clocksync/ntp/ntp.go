@@ -29,9 +29,13 @@ func (e Exchange) Midpoint() int64 {
 	return l + (u-l)/2
 }
 
-// Possible says whether causality allows the stamps.
-func (e Exchange) Possible() bool {
-	return e.T4 >= e.T1 && e.T3 >= e.T2 && e.Lower() <= e.Upper() && e.ErrNS >= 0
+// Possible says whether causality allows the stamps of clocks whose rates differ by at most rho: the two bounds are of T2
+// and T3, and while the server holds the exchange the offset moves.
+func (e Exchange) Possible(rho float64) bool {
+	if e.ErrNS < 0 || e.T4 < e.T1 || e.T3 < e.T2 {
+		return false
+	}
+	return float64(e.Lower()-e.Upper()) <= rho*float64(e.T3-e.T2)
 }
 
 // Pair is a steady clock next to CLOCK_MONOTONIC_RAW, which NTP does not slew.

@@ -31,8 +31,8 @@ func TestTheOffsetLiesBetweenTheTwoBounds(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := c.path.exchange()
-			if e.Midpoint() != c.mid || e.Delay() != c.delay || !e.Possible() {
-				t.Errorf("midpoint %d delay %d possible %v", e.Midpoint(), e.Delay(), e.Possible())
+			if e.Midpoint() != c.mid || e.Delay() != c.delay || !e.Possible(0) {
+				t.Errorf("midpoint %d delay %d possible %v", e.Midpoint(), e.Delay(), e.Possible(0))
 			}
 			if c.path.offset-e.Lower() != c.lowSlack || e.Upper()-c.path.offset != c.upper {
 				t.Errorf("bounds [%d, %d] around %d", e.Lower(), e.Upper(), c.path.offset)
@@ -51,12 +51,17 @@ func TestImpossibleStampsAreSeen(t *testing.T) {
 		"the server sent before it got":     {T1: 0, T2: 10, T3: 9, T4: 20},
 		"the server took longer than all":   {T1: 0, T2: 0, T3: 100, T4: 50},
 	} {
-		if e.Possible() {
+		if e.Possible(0) {
 			t.Errorf("%s: taken as possible", name)
 		}
 	}
-	if e := (Exchange{T1: 0, T2: 0, T3: 52, T4: 50, ErrNS: 1}); !e.Possible() {
+	if e := (Exchange{T1: 0, T2: 0, T3: 52, T4: 50, ErrNS: 1}); !e.Possible(0) {
 		t.Error("an impossibility within the errors is no lie")
+	}
+	// The server holds the exchange for a second, and its clock runs fast by 50 ppm: its own time looks too long.
+	held := Exchange{T1: 0, T2: 100, T3: 1_000_050_100, T4: 1_000_000_200}
+	if held.Possible(0) || held.Possible(40e-6) || !held.Possible(60e-6) {
+		t.Error("a held exchange is judged without the drift meanwhile")
 	}
 }
 

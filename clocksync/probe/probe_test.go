@@ -62,7 +62,7 @@ func prober(t testing.TB, s *clock.Steady, o Options) *Prober {
 func check(t *testing.T, b Burst, offset int64) {
 	t.Helper()
 	for _, e := range b.Exchanges {
-		if !e.Possible() || e.Lower() > offset || e.Upper() < offset {
+		if !e.Possible(0) || e.Lower() > offset || e.Upper() < offset {
 			t.Errorf("exchange %+v proves [%d, %d], the truth is %d", e, e.Lower(), e.Upper(), offset)
 		}
 	}

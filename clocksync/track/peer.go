@@ -203,7 +203,7 @@ func (p *peer) take(b probe.Burst) Update {
 	p.st.LastErr = ""
 	p.st.Lost += int64(b.Lost)
 	p.seq++
-	lo, up := bestBounds(b.Exchanges)
+	lo, up := bestBounds(b.Exchanges, e.Rho())
 	p.checkIdentity(lo, up)
 	if v.Bad() {
 		p.opts.Logger.Warn("clock does not keep its declared limits", "peer", p.info.Name, "impossible", v.Impossible,
@@ -228,9 +228,10 @@ func (p *peer) checkIdentity(lo, up *Bound) {
 
 func (p *peer) identityErr() int64 { return p.opts.Steady.AnchorErrNS() + p.identity.AnchorErrNS }
 
-func bestBounds(xs []ntp.Exchange) (lo, up *Bound) {
+// bestBounds is what a burst proves, as it is logged.
+func bestBounds(xs []ntp.Exchange, rho float64) (lo, up *Bound) {
 	for _, x := range xs {
-		if !x.Possible() {
+		if !x.Possible(rho) {
 			continue
 		}
 		if l := x.Lower(); lo == nil || l > lo.NS {
