@@ -107,7 +107,11 @@ func (p *Pool) refresh(ctx context.Context, m *member, info node.Info, known boo
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	renamed := m.info.Name != fresh.Name
 	m.info, m.foreign = fresh, foreign
+	if renamed {
+		p.rebuild()
+	}
 	if fresh.Load != nil {
 		m.loadNS = p.o.Now()
 	}
@@ -164,6 +168,7 @@ func (p *Pool) get(ctx context.Context, url string) ([]byte, error) {
 
 // serverInfo is what /server_info of our nodes says. TensorRT-LLM's has neither role nor model.
 type serverInfo struct {
+	Name    string      `json:"name"`
 	Role    node.Role   `json:"role"`
 	Model   *node.Model `json:"model"`
 	Load    *infer.Load `json:"load"`
@@ -179,6 +184,9 @@ func (p *Pool) identify(ctx context.Context, info node.Info) (node.Info, bool, e
 		var si serverInfo
 		if json.Unmarshal(body, &si) == nil && si.Role != "" && si.Model != nil && si.Model.Hash != "" {
 			info.Model, info.Load, info.ClockID, info.State = si.Model, si.Load, si.ClockID, node.Ready
+			if si.Name != "" {
+				info.Name = si.Name // its records bear this name
+			}
 			if len(si.Disagg.Endpoints) > 0 {
 				info.KVAddr = strings.TrimPrefix(si.Disagg.Endpoints[0], "tcp://")
 			}

@@ -180,6 +180,9 @@ func (p *Pool) remove(k string) {
 func (p *Pool) rebuild() {
 	p.byRole = map[node.Role][]*member{}
 	for _, m := range p.members {
+		if m.static && p.members[key(m.info.Role, m.info.Name)] != nil && p.members[key(m.info.Role, m.info.Name)] != m {
+			continue // it is in the registry too: one node is chosen under one entry
+		}
 		p.byRole[m.info.Role] = append(p.byRole[m.info.Role], m)
 	}
 	for _, list := range p.byRole {

@@ -291,7 +291,7 @@ func worker(t *testing.T, info string) (url string, up *atomic.Bool) {
 	return s.URL, up
 }
 
-const ourInfo = `{"role":"ctx","model":{"name":"m","hash":"h","context_len":9},"load":{"running":3},"disaggregated_params":{"ctx_info_endpoint":["tcp://h:7"]}}`
+const ourInfo = `{"role":"ctx","name":"ctx9","model":{"name":"m","hash":"h","context_len":9},"load":{"running":3},"disaggregated_params":{"ctx_info_endpoint":["tcp://h:7"]}}`
 
 func TestStaticNodesComeAndGo(t *testing.T) {
 	ctxURL, ctxUp := worker(t, ourInfo)
@@ -309,7 +309,7 @@ func TestStaticNodesComeAndGo(t *testing.T) {
 	ctxUp.Store(true)
 	round()
 	s := w.Snapshot()[0]
-	if s.Foreign || s.Info.KVAddr != "h:7" || s.Info.Model.Hash != "h" || s.Info.Load.Running != 3 || s.Info.State != node.Ready || s.Info.URL != ctxURL {
+	if s.Foreign || s.Info.KVAddr != "h:7" || s.Info.Model.Hash != "h" || s.Info.Load.Running != 3 || s.Info.State != node.Ready || s.Info.URL != ctxURL || s.Info.Name != "ctx9" {
 		t.Fatalf("got %+v", s)
 	}
 	c := w.pick(t, Ask{Aggregated: true})
@@ -328,6 +328,23 @@ func TestStaticNodesComeAndGo(t *testing.T) {
 	round()
 	if err := w.Ready(true, true); err != nil {
 		t.Errorf("it came back: %v", err)
+	}
+}
+
+func TestAStaticNodeThatIsRegisteredTooIsOneNode(t *testing.T) {
+	url, up := worker(t, ourInfo)
+	up.Store(true)
+	w := newWorld(t, Options{Static: []Static{{Role: node.RoleCtx, URL: url}}})
+	w.Put(reg("ctx9", "h", infer.Load{}))
+	for _, m := range w.due() {
+		w.check(t.Context(), m)
+	}
+	if n := len(w.byRole[node.RoleCtx]); n != 1 {
+		t.Errorf("%d entries can be chosen", n)
+	}
+	w.Drop(node.RoleCtx, "ctx9", "it left the registry")
+	if n := len(w.byRole[node.RoleCtx]); n != 1 {
+		t.Errorf("%d entries can be chosen after it left the registry", n)
 	}
 }
 

@@ -65,7 +65,7 @@ func (a *attempt) callCtx(ctx context.Context, b body) *api.Error {
 
 // leg describes a leg for the record.
 func (a *attempt) leg(l *pool.Lease) *phase.Leg {
-	return &phase.Leg{Role: phase.Role(l.Role), Node: l.Name, Sub: a.sub.index, Attempt: a.n, Records: !l.Foreign}
+	return &phase.Leg{Role: phase.Role(l.Role), Node: l.Name, Sub: a.sub.index, Attempt: a.n, Records: !l.Foreign && !a.s.p.o.NoBus}
 }
 
 // send posts a leg; a status other than 200 is an error in the node's own words.

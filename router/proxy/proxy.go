@@ -55,6 +55,7 @@ type Options struct {
 	Estimate   func(node.Info) (clock.Estimate, bool) // clock of a node against this router's; nil: none
 	Metrics    prometheus.Registerer
 	Logger     *slog.Logger
+	NoBus      bool          // records of nodes cannot reach this router: its own is all that a timeline waits for
 	MaxBody    int           // bytes of a request body; 0: 16 MiB
 	Timeout    time.Duration // longest life of a request; 0: 10 min
 	ClientIdle time.Duration // a client that takes nothing for so long is cut; 0: 30 s

@@ -105,7 +105,10 @@ func TestParseRequestRefuses(t *testing.T) {
 		{"deep nesting", completion(`"x":` + strings.Repeat("[", 1000) + strings.Repeat("]", 1000)), "", 400},
 	}
 	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) { wantRefusal(t, []byte(c.body), false, lim, c.param, c.status) })
+		t.Run(c.name, func(t *testing.T) {
+			_, e := ParseRequest([]byte(c.body), false, lim)
+			wantRefusal(t, e, c.param, c.status)
+		})
 	}
 }
 
@@ -123,13 +126,15 @@ func TestParseChatRefuses(t *testing.T) {
 		{"two different limits", `{"model":"m","messages":[{"role":"user"}],"max_tokens":2,"max_completion_tokens":3}`, "max_completion_tokens"},
 	}
 	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) { wantRefusal(t, []byte(c.body), true, Limits{}, c.param, 400) })
+		t.Run(c.name, func(t *testing.T) {
+			_, e := ParseRequest([]byte(c.body), true, Limits{})
+			wantRefusal(t, e, c.param, 400)
+		})
 	}
 }
 
-func wantRefusal(t *testing.T, body []byte, chat bool, lim Limits, param string, status int) {
+func wantRefusal(t *testing.T, e *Error, param string, status int) {
 	t.Helper()
-	_, e := ParseRequest(body, chat, lim)
 	if e == nil {
 		t.Fatal("accepted")
 	}

@@ -132,7 +132,7 @@ func (d *daemon) openProxy(context.Context) (err error) {
 		Name: d.o.Name, Pool: d.pool, Client: d.client, Steady: d.steady, Schedule: d.o.Schedule,
 		Tokenizers: d.tokens,
 		Record:     d.lines.add, Begin: d.lines.collector.Begin, Timelines: d.lines.reader(), Estimate: d.clocks.Newest, Metrics: d.metrics, Logger: d.log,
-		MaxBody: d.o.MaxBody, Timeout: d.o.Timeout, ClientIdle: d.o.ClientIdle,
+		NoBus: d.conn == nil, MaxBody: d.o.MaxBody, Timeout: d.o.Timeout, ClientIdle: d.o.ClientIdle,
 	})
 	return err
 }
