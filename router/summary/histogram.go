@@ -53,6 +53,22 @@ func (h *histogram) add(ns int64) {
 	h.lo, h.hi = min(h.lo, ns), max(h.hi, ns)
 }
 
+func (h *histogram) merge(o *histogram) {
+	if o.n == 0 {
+		return
+	}
+	if h.buckets == nil {
+		h.buckets = map[int32]int64{}
+		h.lo, h.hi = o.lo, o.hi
+	}
+	for k, n := range o.buckets {
+		h.buckets[k] += n
+	}
+	h.n += o.n
+	h.sum += o.sum
+	h.lo, h.hi = min(h.lo, o.lo), max(h.hi, o.hi)
+}
+
 // Quantiles of one set of durations, in ns.
 type Quantiles struct {
 	N    int64 `json:"n"`

@@ -184,6 +184,49 @@ func (s *Summary) addSlow(l *timeline.Line) {
 	s.slowest = s.slowest[:min(len(s.slowest), s.top)]
 }
 
+// Merge adds what o has gathered.
+func (s *Summary) Merge(o *Summary) {
+	s.counts.merge(&o.counts)
+	for _, h := range []struct{ to, from *histogram }{{&s.ttft, &o.ttft}, {&s.e2e, &o.e2e}, {&s.token, &o.token}, {&s.rest, &o.rest}} {
+		h.to.merge(h.from)
+	}
+	for _, m := range []struct{ to, from map[string]*histogram }{{s.spans, o.spans}, {s.nodes, o.nodes}, {s.pairs, o.pairs}, {s.hours, o.hours}} {
+		for k, h := range m.from {
+			at(m.to, k).merge(h)
+		}
+	}
+	for _, name := range o.order {
+		if !slices.Contains(s.order, name) {
+			s.order = append(s.order, name)
+		}
+	}
+	s.hidden += o.hidden
+	s.handover += o.handover
+	s.slowest = append(s.slowest, o.slowest...)
+	slices.SortFunc(s.slowest, func(a, b Slow) int {
+		return cmp.Or(cmp.Compare(b.TTFTNS, a.TTFTNS), cmp.Compare(a.RequestID, b.RequestID))
+	})
+	s.slowest = s.slowest[:min(len(s.slowest), s.top)]
+}
+
+func (c *Counts) merge(o *Counts) {
+	for _, n := range []struct{ to, from *int64 }{
+		{&c.Requests, &o.Requests}, {&c.Complete, &o.Complete}, {&c.Incomplete, &o.Incomplete}, {&c.Amended, &o.Amended}, {&c.Negative, &o.Negative},
+		{&c.Violations, &o.Violations}, {&c.PromptTokens, &o.PromptTokens}, {&c.CachedTokens, &o.CachedTokens}, {&c.OutputTokens, &o.OutputTokens}, {&c.KVBytes, &o.KVBytes},
+	} {
+		*n.to += *n.from
+	}
+	for k, v := range o.Outcomes {
+		c.Outcomes[k] += v
+	}
+	for k, v := range o.Styles {
+		c.Styles[k] += v
+	}
+	if o.MaxBoundNS != nil && (c.MaxBoundNS == nil || *o.MaxBoundNS > *c.MaxBoundNS) {
+		c.MaxBoundNS = o.MaxBoundNS
+	}
+}
+
 // Named are quantiles under a name.
 type Named struct {
 	Name string `json:"name"`

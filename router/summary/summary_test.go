@@ -94,6 +94,25 @@ func TestALineIsCountedWhereItBelongs(t *testing.T) {
 	}
 }
 
+func TestPartsThatAreMergedSayWhatTheWholeSays(t *testing.T) {
+	whole, a, b := New(3), New(3), New(3)
+	for i := range 200 {
+		l := line(fmt.Sprint(i), int64(i+1)*1000, 900_000)
+		whole.Add(l)
+		if i%3 == 0 {
+			a.Add(l)
+		} else {
+			b.Add(l)
+		}
+	}
+	a.Merge(b)
+	a.Merge(New(3))
+	x, y := a.Result(), whole.Result()
+	if x.TTFT != y.TTFT || x.Requests != y.Requests || !slices.Equal(x.Spans, y.Spans) || !slices.Equal(x.Slowest, y.Slowest) {
+		t.Errorf("%+v\nwant\n%+v", x, y)
+	}
+}
+
 func TestThePageNamesWhatMatters(t *testing.T) {
 	s := New(3)
 	s.Add(line("a", 1_000_000, 4_000_000))

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"meridian.internal/router/timeline"
@@ -57,6 +58,36 @@ func TestLinesComeInOrderWithTheirAmendments(t *testing.T) {
 	}
 	if got, _ := read(t, one); !slices.Equal(got, []string{"a true", "b true"}) {
 		t.Errorf("file: %q", got)
+	}
+}
+
+func TestWorkersTogetherSeeEveryLineOnce(t *testing.T) {
+	var lines []string
+	for i := range 5000 {
+		lines = append(lines, line(fmt.Sprintf("r%d", i), strings.Repeat("x", 100), true, false))
+	}
+	dir := t.TempDir()
+	write(t, dir, "timeline-h-1-x-00000.jsonl", append(lines, "bad")...)
+	write(t, dir, "timeline-h-1-x-00000.amend.ndjson", line("r7", "better", true, true))
+	s, err := Open([]string{dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := 0
+	s.Bad = func(Position, error) { bad++ }
+	seen := [3]map[string]string{{}, {}, {}}
+	workers := make([]func(*timeline.Line), len(seen))
+	for i := range workers {
+		workers[i] = func(l *timeline.Line) { seen[i][l.RequestID] = l.ClientRequestID }
+	}
+	if err := s.Spread(t.Context(), workers); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(seen[0]) + len(seen[1]) + len(seen[2]); n != 5000 || bad != 1 {
+		t.Errorf("%d lines, %d bad", n, bad)
+	}
+	if seen[0]["r7"]+seen[1]["r7"]+seen[2]["r7"] != "better" {
+		t.Error("the amendment is not used")
 	}
 }
 

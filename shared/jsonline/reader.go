@@ -406,11 +406,44 @@ func (r *Reader) Skip() {
 			}
 		}
 	case '"':
-		r.String()
+		_ = r.String()
 	case 't', 'f', 'n':
 		r.Bool()
 	default:
-		r.Float()
+		r.skipNumber()
+	}
+}
+
+// skipNumber steps over a number by its grammar, without computing it.
+func (r *Reader) skipNumber() {
+	start := r.i
+	digits := func() bool {
+		from := r.i
+		for r.i < len(r.s) && r.s[r.i]-'0' <= 9 {
+			r.i++
+		}
+		return r.i > from
+	}
+	at := func(set string) bool { return r.i < len(r.s) && strings.IndexByte(set, r.s[r.i]) >= 0 }
+	if at("-") {
+		r.i++
+	}
+	zero := at("0")
+	first := r.i
+	ok := digits() && !(zero && r.i > first+1)
+	if ok && at(".") {
+		r.i++
+		ok = digits()
+	}
+	if ok && at("eE") {
+		if r.i++; at("+-") {
+			r.i++
+		}
+		ok = digits()
+	}
+	if !ok {
+		r.i = start
+		r.Fail("a value")
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"meridian.internal/router/check"
-	"meridian.internal/router/summary"
 	"meridian.internal/router/timeline"
 	"meridian.internal/router/traces"
 	"meridian.internal/router/waterfall"
@@ -136,21 +135,11 @@ type summaryCmd struct {
 
 // Run sums up.
 func (c *summaryCmd) Run(ctx context.Context) error {
-	s, err := c.open(os.Stderr)
+	s, err := sum(ctx, c.files, max(0, c.Top))
 	if err != nil {
 		return err
 	}
-	sum := summary.New(max(0, c.Top))
-	done := progress(s, os.Stderr)
-	err = s.Each(ctx, false, func(l *timeline.Line, _ traces.Position) error {
-		sum.Add(l)
-		return nil
-	})
-	done()
-	if err != nil {
-		return unreadable(err)
-	}
-	r := sum.Result()
+	r := s.Result()
 	if c.JSON {
 		return json.NewEncoder(os.Stdout).Encode(r)
 	}

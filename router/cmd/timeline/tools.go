@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"strings"
 	"time"
 
@@ -68,7 +69,7 @@ func (c *diffCmd) Run(ctx context.Context) error {
 	var sums [2]*summary.Summary
 	for i, name := range []string{c.A, c.B} {
 		var err error
-		if sums[i], err = sum(ctx, files{File: []string{name}}); err != nil {
+		if sums[i], err = sum(ctx, files{File: []string{name}}, 0); err != nil {
 			return err
 		}
 	}
@@ -80,19 +81,24 @@ func (c *diffCmd) Run(ctx context.Context) error {
 }
 
 // sum reads files into a summary.
-func sum(ctx context.Context, f files) (*summary.Summary, error) {
+func sum(ctx context.Context, f files, top int) (*summary.Summary, error) {
 	s, err := f.open(os.Stderr)
 	if err != nil {
 		return nil, err
 	}
-	out := summary.New(0)
+	parts := make([]*summary.Summary, runtime.GOMAXPROCS(0))
+	workers := make([]func(*timeline.Line), len(parts))
+	for i := range parts {
+		parts[i] = summary.New(top)
+		workers[i] = parts[i].Add
+	}
 	done := progress(s, os.Stderr)
-	err = s.Each(ctx, false, func(l *timeline.Line, _ traces.Position) error {
-		out.Add(l)
-		return nil
-	})
+	err = s.Spread(ctx, workers)
 	done()
-	return out, unreadable(err)
+	for _, p := range parts[1:] {
+		parts[0].Merge(p)
+	}
+	return parts[0], unreadable(err)
 }
 
 type adviseCmd struct {
@@ -103,7 +109,7 @@ type adviseCmd struct {
 
 // Run advises.
 func (c *adviseCmd) Run(ctx context.Context) error {
-	s, err := sum(ctx, c.files)
+	s, err := sum(ctx, c.files, 0)
 	if err != nil {
 		return err
 	}
