@@ -189,15 +189,17 @@ func saturate(ns int64) uint16 { return uint16(min(max(ns, 0), 1<<16-1)) }
 
 // collect takes the sending stamps that the kernel has ready.
 func (r *Responder) collect() {
-	r.sock.SentStamps(func(tx stamp.TX) {
-		s, ok := r.pending[tx.ID]
-		if !ok {
-			return
+	if len(r.pending) == 0 {
+		return
+	}
+	r.sock.SentStamps(func(tx stamp.TX) bool {
+		if s, ok := r.pending[tx.ID]; ok {
+			delete(r.pending, tx.ID)
+			if c := r.clients[s.to]; c != nil {
+				*c = client{seq: s.seq, tx: tx, has: true}
+			}
 		}
-		delete(r.pending, tx.ID)
-		if c := r.clients[s.to]; c != nil {
-			*c = client{seq: s.seq, tx: tx, has: true}
-		}
+		return len(r.pending) > 0
 	})
 }
 

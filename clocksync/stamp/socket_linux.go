@@ -41,17 +41,18 @@ func setFlags(c *net.UDPConn, flags int) error {
 	return nil
 }
 
-// drain reads the error queue until it is empty.
-func (k *Socket) drain(each func(id uint32, wallNS int64)) error {
+// drain reads the error queue until it is empty or each wants no more.
+func (k *Socket) drain(each func(id uint32, wallNS int64) (more bool)) error {
 	raw, err := k.conn.SyscallConn()
 	if err != nil {
 		return fmt.Errorf("reach the clock socket: %w", err)
 	}
 	var oob [512]byte
+	var none [1]byte // x/sys asks for the socket's type first when there is no buffer
 	var rerr error
 	err = raw.Control(func(fd uintptr) {
 		for {
-			_, oobn, _, _, err := unix.Recvmsg(int(fd), nil, oob[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
+			_, oobn, _, _, err := unix.Recvmsg(int(fd), none[:], oob[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
 			if errors.Is(err, unix.EINTR) {
 				continue
 			}
@@ -59,15 +60,15 @@ func (k *Socket) drain(each func(id uint32, wallNS int64)) error {
 				rerr = err
 				return
 			}
-			if id, wall, ok := parseTX(oob[:oobn]); ok {
-				each(id, wall)
+			if id, wall, ok := parseTX(oob[:oobn]); ok && !each(id, wall) {
+				return
 			}
 		}
 	})
 	if err != nil {
 		return fmt.Errorf("reach the clock socket: %w", err)
 	}
-	if errors.Is(rerr, unix.EAGAIN) {
+	if rerr == nil || errors.Is(rerr, unix.EAGAIN) {
 		return nil
 	}
 	return rerr

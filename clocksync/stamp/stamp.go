@@ -104,32 +104,32 @@ func (k *Socket) Send(b []byte, to netip.AddrPort) (beforeNS int64, id uint32, e
 // rearm starts the kernel's count of sends anew: after a failed send nobody knows whether it was counted.
 func (k *Socket) rearm() {
 	if k.kernel {
-		_ = k.drain(func(uint32, int64) {})
+		_ = k.drain(func(uint32, int64) bool { return true })
 		k.kernel = rearm(k.conn) == nil
 		k.sent = 0
 	}
 }
 
-// SentStamps hands over the kernel's sending stamps that are ready. It does not wait.
-func (k *Socket) SentStamps(each func(TX)) {
+// SentStamps hands over the kernel's sending stamps that are ready, until each wants no more. It does not wait.
+func (k *Socket) SentStamps(each func(TX) (more bool)) {
 	if !k.kernel {
 		return
 	}
 	now := k.steady.Now()
-	_ = k.drain(func(id uint32, wall int64) {
-		if ns, half, ok := k.toSteady(wall, now); ok {
-			each(TX{ID: id, NS: ns, ErrNS: half})
-		}
+	_ = k.drain(func(id uint32, wall int64) bool {
+		ns, half, ok := k.toSteady(wall, now)
+		return !ok || each(TX{ID: id, NS: ns, ErrNS: half})
 	})
 }
 
 // Await is SentStamps for one id: on a real card the stamp may come some microseconds after the send returned.
 func (k *Socket) Await(id uint32, limit time.Duration) (tx TX, ok bool) {
 	for until := k.steady.Now() + int64(limit); ; {
-		k.SentStamps(func(t TX) {
+		k.SentStamps(func(t TX) bool {
 			if t.ID == id {
 				tx, ok = t, true
 			}
+			return !ok
 		})
 		if ok || !k.kernel || k.steady.Now() >= until {
 			return tx, ok

@@ -54,11 +54,12 @@ func TestStampsNeverLieAboutTheOrder(t *testing.T) {
 				if rx.NS+rx.ErrNS < before || rx.NS-rx.ErrNS > after {
 					t.Fatalf("received at %d ± %d, sent in [%d, %d]", rx.NS, rx.ErrNS, before, after)
 				}
-				a.SentStamps(func(tx TX) {
+				a.SentStamps(func(tx TX) bool {
 					stamped++
 					if tx.ID == id && (tx.NS+tx.ErrNS < before || tx.NS-tx.ErrNS-rx.ErrNS > rx.NS) {
 						t.Fatalf("sent at %d ± %d, outside [%d, %d]", tx.NS, tx.ErrNS, before, rx.NS)
 					}
+					return true
 				})
 			}
 			if kernel && (stamped < packets/2 || received < packets/4) {
