@@ -107,13 +107,21 @@ func (c *Cluster) Traces() string { return c.cfg.Traces }
 // URL is the address of the first router.
 func (c *Cluster) URL() string { return c.Routers[0].URL }
 
-// WaitReady waits until every process answers its readiness route, or one ends, or ctx ends.
+// WaitReady waits until every process answers its readiness route and every router sees every node, or one ends, or ctx ends.
 func (c *Cluster) WaitReady(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
+	g, gctx := errgroup.WithContext(ctx)
 	for _, p := range c.All() {
-		g.Go(func() error { return p.WaitReady(ctx) })
+		g.Go(func() error { return p.WaitReady(gctx) })
 	}
-	return g.Wait()
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	for _, r := range c.Routers {
+		if err := c.waitSeen(ctx, r); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Restart starts a process that has ended, at the same addresses, and waits until it is ready.
