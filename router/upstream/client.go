@@ -135,8 +135,8 @@ func (c *Client) Do(ctx context.Context, req *Request) (*Response, error) {
 		if err == nil {
 			return res, nil
 		}
-		// A kept connection may have been closed by the other side meanwhile: nothing of the request was seen.
-		if cn.used && errors.Is(err, errNoAnswer) && ctx.Err() == nil {
+		// A kept connection that was closed by the other side meanwhile refuses the write: the request was not taken.
+		if cn.used && errors.Is(err, errNotWritten) && ctx.Err() == nil {
 			continue
 		}
 		return nil, fmt.Errorf("%s %s%s: %w", req.method(), req.URL, req.Path, withCause(ctx, err))
@@ -197,8 +197,10 @@ func (c *Client) dial(ctx context.Context, u *url.URL) (*conn, error) {
 	return &conn{Conn: nc, host: u.Scheme + "://" + u.Host, r: bufio.NewReaderSize(nc, readBuffer)}, nil
 }
 
-// errNoAnswer: the connection ended before the first byte of an answer.
-var errNoAnswer = errors.New("connection closed before an answer")
+var (
+	errNotWritten = errors.New("connection closed before the request was written")
+	errNoAnswer   = errors.New("connection closed before an answer")
+)
 
 func (c *Client) exchange(ctx context.Context, cn *conn, request net.Buffers) (*Response, error) {
 	stop := context.AfterFunc(ctx, func() { _ = cn.Close() })
@@ -208,7 +210,7 @@ func (c *Client) exchange(ctx context.Context, cn *conn, request net.Buffers) (*
 		return nil, err
 	}
 	if _, err := request.WriteTo(cn.Conn); err != nil {
-		return fail(fmt.Errorf("%w: %w", errNoAnswer, err))
+		return fail(fmt.Errorf("%w: %w", errNotWritten, err))
 	}
 	if _, err := cn.r.Peek(1); err != nil {
 		return fail(fmt.Errorf("%w: %w", errNoAnswer, err))
@@ -229,7 +231,7 @@ func (c *Client) take(host string) *conn {
 		cn := list[len(list)-1]
 		list[len(list)-1] = nil
 		list = list[:len(list)-1]
-		if time.Since(cn.since) < c.o.IdleTimeout {
+		if time.Since(cn.since) < c.o.IdleTimeout && cn.alive() {
 			c.idle[host] = list
 			return cn
 		}

@@ -117,6 +117,25 @@ func TestKeptConnectionThatWasClosedIsReplaced(t *testing.T) {
 	}
 }
 
+func TestARequestThatANodeMayHaveTakenIsNotSentAgain(t *testing.T) {
+	var asked atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if asked.Add(1) > 1 {
+			panic(http.ErrAbortHandler)
+		}
+	}))
+	defer s.Close()
+	c := New(Options{})
+	defer c.Close()
+	get(t, c, s.URL, "")
+	if _, err := c.Do(t.Context(), &Request{URL: s.URL, Path: "/"}); !errors.Is(err, errNoAnswer) {
+		t.Errorf("got %v", err)
+	}
+	if asked.Load() != 2 {
+		t.Errorf("the node was asked %d times, want 2", asked.Load())
+	}
+}
+
 func TestCancelClosesTheConnection(t *testing.T) {
 	gone := make(chan struct{})
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
