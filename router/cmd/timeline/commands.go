@@ -24,6 +24,7 @@ type commands struct {
 	Diff    diffCmd    `cmd:"" help:"Compare two files or folders: which span moved, and whether that may be chance."`
 	Advise  adviseCmd  `cmd:"" help:"What the recorded times say about the cluster, with the arithmetic."`
 	Export  exportCmd  `cmd:"" help:"Write timelines for other tools."`
+	Plot    plotCmd    `cmd:"" help:"Draw many requests into a picture."`
 	Follow  followCmd  `cmd:"" help:"Print requests as they end."`
 }
 
