@@ -15,10 +15,10 @@ RACE     := ./shared/... ./clocksync/... ./gpu/engine/... ./gpu/kvwire/... ./gpu
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race lint fmt standalone fuzz bench demo verify e2e images build-cuda golden clean
+.PHONY: help build test race lint fmt standalone fuzz bench bench-openblas clock-truth demo verify e2e images build-cuda golden clean
 
 help: ## Say what the targets do
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk 'BEGIN {FS = ":.*## "} {printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk 'BEGIN {FS = ":.*## "} {printf "  make %-14s %s\n", $$1, $$2}'
 
 build: ## Build the static binaries into bin/
 	@mkdir -p $(BIN)
@@ -49,6 +49,12 @@ fuzz: ## Run every fuzz target for FUZZTIME (10s)
 
 bench: ## Run the benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem $(ARGS) work
+
+bench-openblas: ## Compare the matrix product with OpenBLAS (needs a C compiler and libopenblas-dev; says so when they are absent)
+	gpu/bench/openblas/run.sh
+
+clock-truth: ## Hold the clock estimator against simulated clocks whose truth is known
+	$(GO) run ./clocksync/cmd/clocktruth $(ARGS)
 
 golden: ## Write the golden files anew; read the diff
 	$(GO) test -count=1 ./shared/phase/... ./gpu/kvwire/... ./router/timeline/... -update
