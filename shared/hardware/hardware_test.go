@@ -1,0 +1,87 @@
+package hardware
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"meridian.internal/shared/rows"
+)
+
+func TestThisProcessIsRead(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("process readings are of Linux")
+	}
+	n := New(Options{}).Newest()
+	for name, v := range map[string]rows.Int{"RSS": n.RSS, "peak": n.PeakRSS, "threads": n.Threads, "files": n.OpenFiles, "heap": n.HeapBytes, "goroutines": n.GoRoutines} {
+		if !v.OK || v.V <= 0 {
+			t.Errorf("%s: %+v", name, v)
+		}
+	}
+	for name, v := range map[string]rows.Int{"pinned": n.Pinned, "received": n.NetRead, "sent": n.NetWritten, "collections": n.GCCycles} {
+		if !v.OK || v.V < 0 {
+			t.Errorf("%s: %+v", name, v)
+		}
+	}
+	if !n.CPU.OK || n.CPU.V <= 0 || n.PeakRSS.V < n.RSS.V || n.RSS.V > 1<<40 {
+		t.Errorf("%+v", n)
+	}
+}
+
+func TestAGPUThatIsNotThereIsAskedForOnce(t *testing.T) {
+	asked := 0
+	var log bytes.Buffer
+	s := New(Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), GPUs: func() ([]GPU, error) {
+		asked++
+		return nil, errors.New("no driver")
+	}})
+	s.read()
+	s.read()
+	if asked != 1 || strings.Count(log.String(), "\n") != 1 {
+		t.Errorf("asked %d times; log: %s", asked, log.String())
+	}
+	if m := s.Memory(); m.GPU.OK {
+		t.Errorf("memory of no GPU is %+v", m.GPU)
+	}
+}
+
+func TestMetricsSayWhatIsKnownAndAreClean(t *testing.T) {
+	s := New(Options{GPUs: func() ([]GPU, error) {
+		return []GPU{{Index: 0, Power: rows.Ratio{V: 410, OK: true}}, {Index: 1, MemoryUsed: rows.Some(5)}, {Index: 2, MemoryUsed: rows.Some(7)}}, nil
+	}})
+	reg := prometheus.NewRegistry()
+	if err := s.Register(reg); err != nil {
+		t.Fatal(err)
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]int{}
+	for _, f := range families {
+		seen[f.GetName()] = len(f.GetMetric())
+	}
+	if seen["meridian_gpu_power_watts"] != 1 || seen["meridian_gpu_memory_used_bytes"] != 2 || seen["meridian_gpu_temperature_celsius"] != 0 || seen["meridian_hardware_threads"] != 1 {
+		t.Errorf("series by name: %v", seen)
+	}
+	if problems, err := promlint.NewWithMetricFamilies(families).Lint(); err != nil || len(problems) > 0 {
+		t.Errorf("%v %+v", err, problems)
+	}
+	if m := s.Memory(); m.GPU != rows.Some(12) {
+		t.Errorf("GPU memory %+v, want 12", m.GPU)
+	}
+}
+
+func BenchmarkRead(b *testing.B) {
+	s := New(Options{})
+	b.ReportAllocs()
+	for b.Loop() {
+		s.read()
+	}
+}
