@@ -173,3 +173,10 @@ func BenchmarkRaw(b *testing.B) {
 	_, _, h = s.Wall()
 	b.ReportMetric(float64(h), "wallhalf-ns")
 }
+
+func TestFlagsCarryEveryFault(t *testing.T) {
+	got := Flags{FaultClockSkewPPM: 1, FaultClockStep: 2, FaultClockStepAfter: 3, FaultClockLie: 4}.Options()
+	if got != (Options{FaultSkewPPM: 1, FaultStep: 2, FaultStepAfter: 3, FaultLie: 4}) {
+		t.Errorf("options %+v", got)
+	}
+}
