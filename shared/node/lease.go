@@ -100,20 +100,13 @@ func (l *Lease) run(ctx context.Context) {
 	tick := time.NewTicker(RenewEvery)
 	defer tick.Stop()
 	var kv jetstream.KeyValue
-	healthy := true
+	failures := 0
 	for {
 		err := l.put(ctx, &kv)
 		if ctx.Err() != nil {
 			return
 		}
-		if (err == nil) != healthy { // log the change, not each failure
-			healthy = err == nil
-			if healthy {
-				l.log.Info("registered again", "key", l.key)
-			} else {
-				l.log.Warn("registration is not renewed", "key", l.key, "error", err)
-			}
-		}
+		failures = l.note(failures, err)
 		select {
 		case <-ctx.Done():
 			return
@@ -121,6 +114,22 @@ func (l *Lease) run(ctx context.Context) {
 		case <-l.changed:
 		}
 	}
+}
+
+// note counts failures in a row and logs when there are enough to end the lease, once; the first ones are usual while the
+// process and NATS start together.
+func (l *Lease) note(failures int, err error) int {
+	const enough = int(LeaseTTL/RenewEvery) + 1
+	if err == nil {
+		if failures >= enough {
+			l.log.Info("registered again", "key", l.key)
+		}
+		return 0
+	}
+	if failures++; failures == enough {
+		l.log.Warn("registration is not renewed", "key", l.key, "error", err)
+	}
+	return failures
 }
 
 func (l *Lease) put(ctx context.Context, kv *jetstream.KeyValue) error {

@@ -68,7 +68,7 @@ func (d *demo) play(ctx context.Context, c *cluster.Cluster) (report, error) {
 	cl := client.New(c.URL(), 1)
 	defer cl.Close()
 	model := modelName(ctx, c)
-	var lines []line
+	var lines []client.Line
 	var problems error
 	for i := range d.Requests {
 		id := fmt.Sprintf("demo-%d", i)
@@ -78,7 +78,7 @@ func (d *demo) play(ctx context.Context, c *cluster.Cluster) (report, error) {
 			fmt.Printf(" [%v]", err)
 		}
 		fmt.Println()
-		l, err := timeline(ctx, cl, id)
+		l, err := cl.Timeline(ctx, id)
 		if err != nil {
 			problems = errors.Join(problems, err)
 			rep.Incomplete++
@@ -115,7 +115,7 @@ func (d *demo) send(ctx context.Context, cl *client.Client, model, id, text stri
 }
 
 // add counts a line, and says what is wrong with it.
-func (r *report) add(id string, l line) error {
+func (r *report) add(id string, l client.Line) error {
 	r.NegativeSpans += l.NegativeSpans
 	r.CausalityViolations += len(l.Violations)
 	if l.Handover != nil {
@@ -133,13 +133,13 @@ func (r *report) add(id string, l line) error {
 	if l.NegativeSpans > 0 || len(l.Violations) > 0 {
 		errs = errors.Join(errs, fmt.Errorf("timeline of %s: %d negative spans, causality violations %v", id, l.NegativeSpans, l.Violations))
 	}
-	if l.node("ctx") == "" || l.node("gen") == "" {
-		errs = errors.Join(errs, fmt.Errorf("timeline of %s: ran on ctx node %q and gen node %q, want one of each", id, l.node("ctx"), l.node("gen")))
+	if l.Node("ctx") == "" || l.Node("gen") == "" {
+		errs = errors.Join(errs, fmt.Errorf("timeline of %s: ran on ctx node %q and gen node %q, want one of each", id, l.Node("ctx"), l.Node("gen")))
 	}
 	return errs
 }
 
-func (r *report) summarise(lines []line) {
+func (r *report) summarise(lines []client.Line) {
 	var ttft, e2e []int64
 	for _, l := range lines {
 		if l.TTFTNS != nil {
@@ -156,7 +156,7 @@ func (r *report) summarise(lines []line) {
 }
 
 // typical is the line with the median E2E time; a failed one has none and comes first.
-func typical(lines []line) line {
+func typical(lines []client.Line) client.Line {
 	var times []int64
 	for _, l := range lines {
 		if l.E2ENS != nil {

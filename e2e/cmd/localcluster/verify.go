@@ -153,14 +153,14 @@ func (tc *testCase) send(ctx context.Context, c *client.Client, model string, r 
 		return fmt.Errorf("usage %+v, want %d prompt tokens", res.Usage, tc.Tokens)
 	}
 	r.text, r.end = res.Text, fmt.Sprintf("%s after %d tokens", res.FinishReason, res.Usage.CompletionTokens)
-	l, err := timeline(ctx, c, id)
+	l, err := c.Timeline(ctx, id)
 	if err != nil {
 		return err
 	}
 	if !l.Complete {
 		return fmt.Errorf("timeline lacks %v", l.Missing)
 	}
-	r.Ctx, r.Gen = l.node("ctx"), l.node("gen")
+	r.Ctx, r.Gen = l.Node("ctx"), l.Node("gen")
 	if l.Handover != nil {
 		r.KVBytes = l.Handover.Bytes
 	}
