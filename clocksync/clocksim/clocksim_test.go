@@ -74,3 +74,15 @@ func TestQuantiles(t *testing.T) {
 		t.Errorf("quantile of nothing is %v", v)
 	}
 }
+
+func TestADayIsHeldAgainstAnHour(t *testing.T) {
+	row := func(name string, err float64) Summary {
+		return Summary{Row: Row{Scenario: Scenario{Name: name}}, Result: Result{Err: []float64{err}}}
+	}
+	if f := Across([]Summary{row("LAN, after 1 h", 1000), row("LAN, after 1 day", 1190)}); f != nil {
+		t.Errorf("failures %v", f)
+	}
+	if f := Across([]Summary{row("LAN, after 1 h", 1000), row("LAN, after 1 day", 1210)}); len(f) != 1 {
+		t.Errorf("failures %v", f)
+	}
+}

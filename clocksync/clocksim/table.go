@@ -146,3 +146,16 @@ func (s *Summary) expected() float64 {
 	h := float64(s.OutageFor) + 2e9 // and what passed since the last burst before
 	return w + 2*math.Sqrt(w*eta)*h + eta/2*h*h
 }
+
+// Across holds rows against each other: a day must not be worse than an hour by more than a fifth.
+func Across(sums []Summary) (failures []string) {
+	p99 := map[string]float64{}
+	for _, s := range sums {
+		p99[s.Name] = P(s.Err, 0.99)
+	}
+	hour, day := p99["LAN, after 1 h"], p99["LAN, after 1 day"]
+	if day > 1.2*hour && hour > 0 {
+		failures = append(failures, fmt.Sprintf("LAN: error p99 after a day %.2f us, after an hour %.2f us, goal 1.2 times", day/1e3, hour/1e3))
+	}
+	return failures
+}

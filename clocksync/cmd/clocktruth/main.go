@@ -81,6 +81,7 @@ func show(sums []clocksim.Summary, took time.Duration) error {
 		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%.1f\t%s\n", s.Name, s.Runs, s.Evaluations, s.Misses, pair(s.Err), goal(s.ErrP99),
 			pair(s.HindErr), pair(s.Bound), goal(s.BoundP50), clocksim.P(s.Bound, .5)/clocksim.P(s.Err, .5), result)
 	}
+	failures = append(failures, clocksim.Across(sums)...)
 	if err := w.Flush(); err != nil {
 		return fmt.Errorf("print the table: %w", err)
 	}
