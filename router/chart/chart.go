@@ -217,11 +217,17 @@ func (d *Data) cdf() (*plot.Plot, error) {
 		p.Add(line)
 		p.Legend.Add(c.name, line)
 	}
-	// A logarithmic axis needs a range above zero; requests that took no time at all, or all the same, give none.
-	if !(p.X.Min > 0) || math.IsInf(p.X.Min, 0) {
-		p.X.Min, p.X.Max = 0.001, 1000
-	} else if p.X.Max <= p.X.Min {
-		p.X.Min, p.X.Max = p.X.Min/2, p.X.Min*2
-	}
+	logRange(&p.X)
 	return p, nil
+}
+
+// logRange makes sure that a logarithmic axis has a range above zero; requests that took no time at all, or all the same,
+// give none.
+func logRange(x *plot.Axis) {
+	switch {
+	case !(x.Min > 0) || math.IsInf(x.Min, 0):
+		x.Min, x.Max = 0.001, 1000
+	case x.Max <= x.Min:
+		x.Min, x.Max = x.Min/2, x.Min*2
+	}
 }

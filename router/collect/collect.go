@@ -44,6 +44,7 @@ type Options struct {
 	Registry  prometheus.Registerer // nil: no metrics
 	Logger    *slog.Logger          // nil: slog.Default()
 	MaxBytes  int64                 // size at which files are rotated; 0: 256 MiB
+	MaxTotal  int64                 // size of all files of timelines; the oldest are removed. 0: no limit
 }
 
 // Collector merges. Its methods are safe for concurrent use.
@@ -141,7 +142,7 @@ func setDefaults(o *Options) {
 }
 
 func (c *Collector) fileOptions(suffix string) jsonl.Options {
-	return jsonl.Options{Dir: c.o.Dir, Prefix: filePrefix, Suffix: suffix, MaxBytes: c.o.MaxBytes, Logger: c.log}
+	return jsonl.Options{Dir: c.o.Dir, Prefix: filePrefix, Suffix: suffix, MaxBytes: c.o.MaxBytes, MaxTotal: c.o.MaxTotal, Logger: c.log}
 }
 
 const filePrefix = "timeline"

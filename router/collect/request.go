@@ -44,6 +44,16 @@ func (r *request) has(k timeline.Key) bool {
 	return false
 }
 
+// hasSteps says whether the steps of a record are joined to it.
+func (r *request) hasSteps(k timeline.Key) bool {
+	for i := range r.parts {
+		if timeline.KeyOf(r.parts[i].Record) == k {
+			return r.parts[i].Steps != nil
+		}
+	}
+	return false
+}
+
 // addSteps keeps a step message and, once all of a record are there, joins them to it.
 func (r *request) addSteps(k timeline.Key, h phase.StepsHeader, s *infer.Steps) {
 	if r.steps == nil {
@@ -63,8 +73,8 @@ func (r *request) addSteps(k timeline.Key, h phase.StepsHeader, s *infer.Steps) 
 // maxStepParts bounds what a step header may claim: 1,024 parts hold three million steps.
 const maxStepParts = 1024
 
-// joinSteps gives every record the steps that have all arrived.
-func (r *request) joinSteps() {
+// joinSteps gives every record the steps that have all arrived, and says whether there were any.
+func (r *request) joinSteps() (joined bool) {
 	for i := range r.parts {
 		p := &r.parts[i]
 		if p.Record.StepMessages == 0 || p.Steps != nil {
@@ -86,8 +96,9 @@ func (r *request) joinSteps() {
 			all.BatchSize = append(all.BatchSize, s.BatchSize...)
 			all.Truncated = s.Truncated
 		}
-		p.Steps = all
+		p.Steps, joined = all, true
 	}
+	return joined
 }
 
 // queue is a first-in first-out queue of requests.

@@ -108,32 +108,40 @@ func (c *Collector) write(r *request) {
 	if !c.emit(c.lines, l, r.acks) {
 		return
 	}
-	c.written.add(r.id, r.parts, l.Complete)
+	c.written.add(r, l.Complete)
 	c.metrics.line(l)
 }
 
-// late handles a record whose line is written: a copy is acknowledged, something new amends the line.
+// late handles a record or steps whose line is written: a copy is acknowledged, something new amends the line.
 func (c *Collector) late(w *writtenLine, m message, key timeline.Key) {
-	if m.rec == nil || w.has(key) {
+	if !w.lacks(m, key) {
 		c.metrics.duplicates.Inc()
 		if m.ack != nil {
 			c.unacked = append(c.unacked, m.ack) // its line may still be in memory
 		}
 		return
 	}
-	w.keys = append(w.keys, key)
-	w.parts = append(w.parts, timeline.Part{Record: m.rec})
-	l := timeline.Merge(w.parts, c.o.Clocks)
-	l.Amends = true
-	var acks []ack
+	r := w.rest
 	if m.ack != nil {
-		acks = append(acks, m.ack)
+		r.acks = append(r.acks, m.ack)
 	}
-	if c.emit(c.amends, l, acks) {
+	if m.rec == nil {
+		r.addSteps(key, m.header, m.steps)
+	} else {
+		w.keys = append(w.keys, key)
+		r.parts = append(r.parts, timeline.Part{Record: m.rec})
+	}
+	if joined := r.joinSteps(); m.rec == nil && !joined {
+		return // its record, or another part of its steps, is to come
+	}
+	l := timeline.Merge(r.parts, c.o.Clocks)
+	l.Amends = true
+	if c.emit(c.amends, l, r.acks) {
 		c.metrics.amended.Inc()
 	}
+	r.acks = nil
 	if l.Complete {
-		w.parts = nil
+		w.rest = nil
 	}
 }
 
@@ -216,9 +224,17 @@ func (c *Collector) keepAlive() {
 
 // Records of a line that was written: enough to recognise copies, and for an incomplete one to merge again.
 type writtenLine struct {
-	id    string
-	keys  []timeline.Key
-	parts []timeline.Part // nil once complete
+	id   string
+	keys []timeline.Key
+	rest *request // nil once complete
+}
+
+// lacks says whether a message brings something that the line does not have.
+func (w *writtenLine) lacks(m message, k timeline.Key) bool {
+	if m.rec != nil {
+		return w.rest != nil && !w.has(k)
+	}
+	return w.rest != nil && !w.rest.hasSteps(k)
 }
 
 func (w *writtenLine) has(k timeline.Key) bool {
@@ -243,16 +259,15 @@ func newRing(n int) *ring {
 
 func (g *ring) find(id string) *writtenLine { return g.byID[id] }
 
-func (g *ring) add(id string, parts []timeline.Part, complete bool) *writtenLine {
-	w := &writtenLine{id: id}
-	for _, p := range parts {
+func (g *ring) add(r *request, complete bool) {
+	w := &writtenLine{id: r.id}
+	for _, p := range r.parts {
 		w.keys = append(w.keys, timeline.KeyOf(p.Record))
 	}
 	if !complete {
-		w.parts = parts
+		w.rest = &request{id: r.id, parts: r.parts, steps: r.steps}
 	}
 	g.put(w)
-	return w
 }
 
 func (g *ring) put(w *writtenLine) {
@@ -271,8 +286,9 @@ func (g *ring) remembered(l *timeline.Line) {
 		w.keys = append(w.keys, timeline.Key{Role: p.Role, Node: p.Node, Sub: p.Sub, Attempt: p.Attempt})
 	}
 	if !l.Complete {
+		w.rest = &request{id: l.RequestID}
 		for i := range l.Phases {
-			w.parts = append(w.parts, timeline.Part{Record: l.Record(&l.Phases[i])})
+			w.rest.parts = append(w.rest.parts, timeline.Part{Record: l.Record(&l.Phases[i])})
 		}
 	}
 	g.put(w)

@@ -94,6 +94,29 @@ func TestAFileIsRotatedByAge(t *testing.T) {
 	}
 }
 
+func TestTheOldestFilesGoWhenTheFolderIsFull(t *testing.T) {
+	dir := t.TempDir()
+	w := open(t, Options{Dir: dir, MaxBytes: 20, MaxTotal: 70})
+	for i := range 30 {
+		w.Append([]byte(fmt.Sprintf("line %02d", i)))
+		w.Flush()
+	}
+	w.Close()
+	got, total := lines(t, files(t, dir)...), int64(0)
+	for _, n := range files(t, dir) {
+		info, _ := os.Stat(n)
+		total += info.Size()
+	}
+	if total > 70 || got[len(got)-1] != "line 29" || len(got) < 4 {
+		t.Errorf("%d bytes: %q", total, got)
+	}
+	for i := 1; i < len(got); i++ {
+		if got[i] <= got[i-1] {
+			t.Errorf("%q after %q: not the oldest went", got[i], got[i-1])
+		}
+	}
+}
+
 func TestTheTornTailOfADeadProcessIsCutOffAndALivingOnesIsNot(t *testing.T) {
 	dir := t.TempDir()
 	dead, living, whole := filepath.Join(dir, "timeline-a-1-x-00000.jsonl"), filepath.Join(dir, "timeline-b-2-x-00000.jsonl"), filepath.Join(dir, "timeline-c-3-x-00000.jsonl")

@@ -35,7 +35,7 @@ func (d *daemon) openLines(context.Context) (err error) {
 		}
 	}
 	l.collector, err = collect.New(collect.Options{
-		Router: d.o.Name, Dir: d.o.Traces, Conn: d.conn, Publisher: l.publisher, Registry: d.metrics, Logger: d.log,
+		Router: d.o.Name, Dir: d.o.Traces, MaxTotal: d.o.TracesMax, Conn: d.conn, Publisher: l.publisher, Registry: d.metrics, Logger: d.log,
 		Clocks: timeline.Clocks{Reference: d.steady.ID(), Estimate: d.clocks.Estimate, Wall: d.wall},
 	})
 	if err != nil {

@@ -25,6 +25,7 @@ type options struct {
 	NatsListen   string        `help:"Address of the embedded NATS server. Whoever reaches it may publish." name:"nats-listen" default:"127.0.0.1:4222" placeholder:"HOST:PORT"`
 	NatsStore    string        `help:"Folder of the embedded NATS server. Empty: .nats in --traces." name:"nats-store" type:"path" placeholder:"DIR"`
 	Traces       string        `help:"Folder for timelines, one line a request." default:"traces" type:"path" placeholder:"DIR"`
+	TracesMax    int64         `help:"Bytes of all timelines in --traces; over it the oldest files are removed. 0: no limit." name:"traces-max" default:"0" placeholder:"BYTES"`
 	Ctx          []string      `help:"Context worker that is in no registry; may be given several times." sep:"," placeholder:"URL"`
 	Gen          []string      `help:"Generation worker that is in no registry; may be given several times." sep:"," placeholder:"URL"`
 	Schedule     string        `help:"Order of the legs: auto, generation_first, context_first, aggregated. auto is generation_first between our own nodes, context_first with foreign workers, and aggregated where no pair is." enum:"auto,generation_first,context_first,aggregated" default:"auto"`
@@ -53,6 +54,8 @@ func (o *options) Validate() error {
 		return fmt.Errorf("--client-idle %s: must be 1s or more", o.ClientIdle)
 	case o.MaxBody < 1024:
 		return fmt.Errorf("--max-body %d: must be 1024 or more", o.MaxBody)
+	case o.TracesMax < 0:
+		return fmt.Errorf("--traces-max %d: must be 0 or more", o.TracesMax)
 	case o.Traces == "":
 		return errors.New("--traces: want a folder")
 	}
