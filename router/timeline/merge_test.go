@@ -439,3 +439,27 @@ func BenchmarkMerge(b *testing.B) {
 		}
 	})
 }
+
+// BenchmarkLongRequest merges, writes and reads a request of 4,000 steps.
+func BenchmarkLongRequest(b *testing.B) {
+	ps := parts(ring())
+	ps[2].Record.StepMessages = 1
+	st := &infer.Steps{}
+	for i := range 4000 {
+		t := t0 + genShift + int64(i)*2*ms
+		st.Step, st.Iter = append(st.Step, int32(i)), append(st.Iter, int64(i+90))
+		st.ForwardStartNS, st.ForwardEndNS = append(st.ForwardStartNS, t), append(st.ForwardEndNS, t+ms)
+		st.SampleEndNS, st.TokenNS = append(st.SampleEndNS, t+ms+9), append(st.TokenNS, t+ms+99)
+		st.KVTokens, st.BatchSize = append(st.KVTokens, int32(i+700)), append(st.BatchSize, 3)
+	}
+	ps[2].Steps = st
+	c := clocks()
+	var buf []byte
+	for b.Loop() {
+		buf = Append(buf[:0], Merge(ps, c))
+		if _, err := Parse(buf); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(len(buf)), "B/line")
+}
