@@ -280,34 +280,51 @@ func TestProbesHaveNoLine(t *testing.T) {
 }
 
 func TestStepsJoinTheirRecord(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dir := t.TempDir()
-		c, stop := start(t, Options{Dir: dir})
-		gen := rec(phase.Gen, "a")
-		one := []int64{1}
-		steps := &infer.Steps{Step: []int32{1}, Iter: one, ForwardStartNS: one, ForwardEndNS: one, SampleEndNS: one, TokenNS: one, KVTokens: []int32{7}, BatchSize: []int32{2}}
-		msgs := phase.AppendSteps(gen, steps)
-		gen.StepMessages = len(msgs)
-		for _, r := range []*phase.Record{rec(phase.Ctx, "a"), gen, rec(phase.Disagg, "a")} {
-			c.in <- message{rec: r}
-		}
-		time.Sleep(time.Second)
-		h, s, err := phase.ParseSteps(msgs[0])
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.in <- message{header: h, steps: s}
-		time.Sleep(500 * time.Millisecond)
-		synctest.Wait()
-		lines := readDir(dir)
-		if got := shape(lines); !slices.Equal(got, []string{"a complete"}) {
-			t.Fatalf("lines %q", got)
-		}
-		if v := lines[0].Phases[2].Steps.Column("kv_tokens"); !slices.Equal(v, []int64{7}) {
-			t.Errorf("kv_tokens %v", v)
-		}
-		stop()
-	})
+	cases := []struct {
+		name      string
+		genAfter  time.Duration // when gen's record comes, and its steps after it
+		stepAfter time.Duration
+		want      []string
+	}{
+		{"within the grace time", 0, time.Second, []string{"a complete"}},
+		{"after the grace time they amend", 0, 3 * time.Second, []string{"a -steps of gen gen0 sub 0 attempt 0", "a complete amends"}},
+		{"after their record, which is late too", 3 * time.Second, time.Second, []string{"a -gen gen0 sub 0 attempt 0", "a amends -steps of gen gen0 sub 0 attempt 0", "a complete amends"}},
+		{"before their record, which is late", 3 * time.Second, -time.Second, []string{"a -gen gen0 sub 0 attempt 0", "a complete amends"}},
+	}
+	for _, k := range cases {
+		t.Run(k.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				gen := rec(phase.Gen, "a")
+				one := []int64{1}
+				steps := &infer.Steps{Step: []int32{1}, Iter: one, ForwardStartNS: one, ForwardEndNS: one, SampleEndNS: one, TokenNS: one, KVTokens: []int32{7}, BatchSize: []int32{2}}
+				msgs := phase.AppendSteps(gen, steps)
+				gen.StepMessages = len(msgs)
+				h, s, err := phase.ParseSteps(msgs[0])
+				if err != nil {
+					t.Fatal(err)
+				}
+				dir := t.TempDir()
+				c, stop := start(t, Options{Dir: dir})
+				later := func(d time.Duration, m message) { time.AfterFunc(d, func() { c.in <- m }) }
+				later(0, message{rec: rec(phase.Disagg, "a")})
+				later(0, message{rec: rec(phase.Ctx, "a")})
+				later(k.genAfter, message{rec: gen})
+				for range 2 { // a copy changes nothing
+					later(k.genAfter+k.stepAfter, message{header: h, steps: s})
+				}
+				time.Sleep(6 * time.Second)
+				synctest.Wait()
+				stop()
+				lines := readDir(dir)
+				if got := shape(lines); !slices.Equal(got, k.want) {
+					t.Fatalf("lines %q, want %q", got, k.want)
+				}
+				if v := lines[len(lines)-1].Phases[2].Steps.Column("kv_tokens"); !slices.Equal(v, []int64{7}) {
+					t.Errorf("kv_tokens %v", v)
+				}
+			})
+		})
+	}
 }
 
 func TestLinesAreFoundByEitherIDAlsoAfterARestart(t *testing.T) {

@@ -44,11 +44,11 @@ func (r *request) has(k timeline.Key) bool {
 	return false
 }
 
-// hasSteps says whether the steps of a record are joined to it.
+// hasSteps says whether the steps of a record are joined to it, or it announced none.
 func (r *request) hasSteps(k timeline.Key) bool {
 	for i := range r.parts {
 		if timeline.KeyOf(r.parts[i].Record) == k {
-			return r.parts[i].Steps != nil
+			return r.parts[i].Steps != nil || r.parts[i].Record.StepMessages == 0
 		}
 	}
 	return false
