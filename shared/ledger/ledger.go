@@ -1,0 +1,158 @@
+// Package ledger is the face of a node's ledgers: it takes the rows of the engine's iterations and the records of ended
+// requests, keeps the rows for GET /iteration_stats, and turns both into Prometheus metrics. It owns names, buckets and
+// cursors; it measures nothing itself.
+//
+// Put runs on the engine's goroutine and costs it a copy and some additions; all else happens when somebody reads.
+package ledger
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/rows"
+)
+
+// Options of a ledger.
+type Options struct {
+	Keep     int  // rows that are kept for readers
+	VLLM     bool // export vLLM's names too
+	Sink     rows.Sink
+	Registry prometheus.Registerer // nil: no metrics
+	Logger   *slog.Logger          // nil: nothing is logged
+}
+
+// Engine describes the engine whose ledger it is.
+type Engine struct {
+	rows.Static
+	Model       string
+	Device      string
+	PrefixReuse bool
+	Blocks      int
+	Load        func() infer.Load
+}
+
+// Ledger of one engine. New makes it before the engine, Start completes it once the engine is known.
+type Ledger struct {
+	o        Options
+	ring     *rows.Ring // nil: rows are not kept
+	requests *requestMetrics
+	batch    *batchMetrics
+
+	mu    sync.Mutex // guards state
+	state state
+}
+
+// state is what the rows so far add up to.
+type state struct {
+	seen           bool
+	last           rows.Row
+	kv             rows.KV // of the last row that had it; valid if kv.Sampled
+	requests       rows.Requests
+	sums           rows.Sums
+	reused, missed rows.Counter // of the one rank
+	full, partial  int64
+	iterMissed     int64
+	genBlocks      int64
+	reuse          rows.Ratio
+}
+
+// New makes a ledger.
+func New(o Options) *Ledger {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Ledger{o: o}
+}
+
+// Sink is what the engine is to be asked for.
+func (l *Ledger) Sink() rows.Sink {
+	s := l.o.Sink
+	s.Put = l.Put
+	return s
+}
+
+// Start makes the ring and the metrics. It must come before the engine runs.
+func (l *Ledger) Start(e Engine) error {
+	if l.o.Sink.Interval > 0 {
+		l.ring = rows.NewRing(e.Static, l.o.Keep)
+	}
+	labels := prometheus.Labels{"model_name": e.Model, "engine_type": e.Device}
+	l.requests = newRequestMetrics(labels, l.o.VLLM)
+	l.batch = newBatchMetrics(labels)
+	if l.o.Registry == nil {
+		return nil
+	}
+	all := append(l.requests.all(), infoMetrics(labels, &e)...)
+	if l.ring != nil {
+		all = append(append(all, l.batch.all()...), newRowCollector(l, labels))
+	}
+	if l.o.VLLM {
+		all = append(all, newVLLM(l, &e))
+	}
+	for _, c := range all {
+		if err := l.o.Registry.Register(c); err != nil {
+			return fmt.Errorf("register metrics of the ledger: %w", err)
+		}
+	}
+	return nil
+}
+
+// Put takes a row from the engine.
+func (l *Ledger) Put(r *rows.Row) {
+	l.ring.Put(r)
+	l.batch.observe(r)
+	if l.add(r) {
+		l.o.Logger.Warn("a total of the KV cache fell; its counter goes on from there", "iter", r.Iter)
+	}
+}
+
+// add sums a row up; true if a total fell for the first time.
+func (l *Ledger) add(r *rows.Row) (fell bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := &l.state
+	s.seen, s.last = true, *r
+	s.last.PerReq = nil
+	q, add := &s.requests, &r.Requests
+	q.New += add.New
+	q.NewActive += add.NewActive
+	q.Completed += add.Completed
+	q.Cancelled += add.Cancelled
+	q.Expired += add.Expired
+	q.Failed += add.Failed
+	q.Suspended += add.Suspended
+	s.sums.Prompt += r.Sums.Prompt
+	s.sums.Cached += r.Sums.Cached
+	s.sums.Context += r.Sums.Context
+	s.sums.Output += r.Sums.Output
+	if k := &r.KV; k.Sampled {
+		s.kv = *k
+		a, b := s.reused.Observe(k.Reused), s.missed.Observe(k.Missed)
+		fell = a || b
+		s.full += k.DFullReused
+		s.partial += k.DPartialReused
+		s.iterMissed += k.DMissed
+		s.genBlocks += k.DGenAlloc
+		if k.DHitRate.OK {
+			s.reuse = k.DHitRate
+		}
+	}
+	return fell
+}
+
+func (l *Ledger) snapshot() state {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state
+}
+
+// Close ends the streams of those who follow the rows.
+func (l *Ledger) Close() {
+	if l.ring != nil {
+		l.ring.Close()
+	}
+}

@@ -1,0 +1,239 @@
+package ledger
+
+import (
+	"bufio"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/labstack/echo/v4"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/phase"
+	"meridian.internal/shared/rows"
+)
+
+func newLedger(t testing.TB, o Options) *Ledger {
+	t.Helper()
+	l := New(o)
+	if err := l.Start(Engine{Static: rows.Static{Node: "n", ClockID: "c", MaxBatchSize: 8}, Model: "tiny", Device: "sim", Blocks: 50,
+		Load: func() infer.Load { return infer.Load{Running: 3, KVUsedBlocks: 5, KVMaxBlocks: 50} }}); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func get(l *Ledger, target, accept string) *httptest.ResponseRecorder {
+	e := echo.New()
+	l.Routes(e)
+	r := httptest.NewRequest(http.MethodGet, target, nil)
+	r.Header.Set("Accept", accept)
+	w := httptest.NewRecorder()
+	e.ServeHTTP(w, r)
+	return w
+}
+
+type answer struct {
+	Enabled               bool
+	Rows                  []struct{ Seq, Iter int64 }
+	Next, Oldest, Dropped int64
+	ClockID               string `json:"clock_id"`
+}
+
+func TestIterationStatsAreReadWithACursor(t *testing.T) {
+	l := newLedger(t, Options{Keep: 5, Sink: rows.Sink{Interval: 1}})
+	for i := range int64(8) {
+		l.Put(&rows.Row{Iter: 100 + i})
+	}
+	for _, tt := range []struct {
+		query                       string
+		rows                        int
+		first, next, oldest, missed int64
+	}{
+		{"", 5, 4, 8, 4, 3}, {"?after=5", 3, 6, 8, 4, 0}, {"?after=5&limit=2", 2, 6, 7, 4, 0}, {"?after=8", 0, 0, 8, 4, 0}, {"?after=99", 0, 0, 99, 4, 0},
+	} {
+		var a answer
+		if err := json.Unmarshal(get(l, "/iteration_stats"+tt.query, "").Body.Bytes(), &a); err != nil {
+			t.Fatal(err)
+		}
+		if !a.Enabled || a.ClockID != "c" || len(a.Rows) != tt.rows || a.Next != tt.next || a.Oldest != tt.oldest || a.Dropped != tt.missed || tt.rows > 0 && (a.Rows[0].Seq != tt.first || a.Rows[0].Iter != 99+tt.first) {
+			t.Errorf("%q: %+v", tt.query, a)
+		}
+	}
+	off := newLedger(t, Options{Keep: 5})
+	if got := strings.TrimSpace(get(off, "/iteration_stats?after=7", "text/event-stream").Body.String()); got != `{"enabled":false,"rows":[],"next":7,"oldest":0,"newest":0,"dropped":0}` {
+		t.Errorf("disabled: %s", got)
+	}
+}
+
+func TestRowsAreFollowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLedger(t, Options{Keep: 3, Sink: rows.Sink{Interval: 1}})
+		for range 5 {
+			l.Put(new(rows.Row))
+		}
+		body := make(chan string)
+		go func() { body <- get(l, "/iteration_stats", "text/event-stream").Body.String() }()
+		synctest.Wait()
+		l.Put(new(rows.Row))
+		synctest.Wait()
+		l.Close()
+		var seen []string
+		for in := bufio.NewScanner(strings.NewReader(<-body)); in.Scan(); {
+			line := in.Text()
+			if strings.HasPrefix(line, "id: ") || strings.Contains(line, "dropped\"") {
+				seen = append(seen, line)
+			}
+		}
+		if got := strings.Join(seen, " "); got != `data: {"dropped":2} id: 3 id: 4 id: 5 id: 6` {
+			t.Errorf("followed %s", got)
+		}
+	})
+}
+
+func TestRowsArePublished(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLedger(t, Options{Keep: 3, Sink: rows.Sink{Interval: 1}})
+		n := 0
+		done := make(chan error)
+		go func() { done <- l.Publish(t.Context(), func([]byte) error { n++; return nil }) }()
+		synctest.Wait()
+		l.Put(new(rows.Row))
+		synctest.Wait()
+		l.Put(new(rows.Row))
+		l.Close()
+		if err := <-done; err != nil || n != 2 {
+			t.Errorf("%d rows published, %v", n, err)
+		}
+	})
+}
+
+func ns(v int64) *int64 { return &v }
+
+func series(t *testing.T, reg *prometheus.Registry) map[string]float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			switch f.GetType() {
+			case dto.MetricType_COUNTER:
+				out[f.GetName()] += m.GetCounter().GetValue()
+			case dto.MetricType_GAUGE:
+				out[f.GetName()] += m.GetGauge().GetValue()
+			case dto.MetricType_HISTOGRAM:
+				out[f.GetName()] += float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return out
+}
+
+func TestMetricsSumRowsAndRecords(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	l := newLedger(t, Options{Keep: 3, VLLM: true, Registry: reg, Sink: rows.Sink{Interval: 1}})
+	if len(series(t, reg)) == 0 {
+		t.Error("no series before the first row")
+	}
+	for i, total := range []int64{10, 25, 5, 9} { // the third is of a pool that began anew
+		r := rows.Row{Requests: rows.Requests{New: 2, Completed: 1, Active: int64(i)}, Sums: rows.Sums{Prompt: 10, Cached: 4, Output: 7}}
+		r.KV = rows.KV{Sampled: true, Max: 50, Used: 20, Reused: total, Missed: 3}
+		r.Batch.Scheduled = rows.Some(4)
+		l.Put(&r)
+	}
+	l.Put(&rows.Row{Drain: true})
+	var g Gaps
+	g.Add([]infer.Token{{AtNS: 1e9}, {AtNS: 1_003_000_000}})
+	g.Add([]infer.Token{{AtNS: 1_005_000_000}, {AtNS: 99e9}})
+	rec := phase.Record{Outcome: phase.Finished, FinishReason: "stop", Tokens: phase.Tokens{Prompt: 12, Cached: 4, Output: 4}, Stamps: phase.Stamps{
+		ReceiveNS: ns(900e6), FirstScheduledNS: ns(950e6), FirstTokenNS: ns(1e9), LastTokenNS: ns(99e9)}}
+	l.Observe(&rec, &g)
+	failed := phase.Record{Outcome: phase.Failed, Error: &phase.Error{Type: "server_error"}}
+	l.Observe(&failed, nil)
+	probe := rec
+	probe.Probe = true
+	l.Observe(&probe, &g)
+	got := series(t, reg)
+	for name, want := range map[string]float64{
+		"meridian_num_requests_new_total": 8, "meridian_num_requests_completed_total": 4, "meridian_kv_cache_reused_blocks_total": 29,
+		"meridian_kv_cache_utilization": 0.4, "meridian_iter_output_tokens_total": 28, "meridian_scheduled_batch_size": 4,
+		"meridian_prefill_batch_tokens": 0, "meridian_num_requests_running": 0, "meridian_request_success_total": 1,
+		"meridian_request_error_total": 1, "meridian_time_to_first_token_seconds": 1, "meridian_request_prefill_time_seconds": 0,
+		"meridian_inter_token_latency_seconds": 3, "meridian_generation_tokens_total": 4, "meridian_kv_cache_config_info": 1,
+		"vllm:num_requests_running": 3, "vllm:num_requests_waiting": 0, "vllm:kv_cache_usage_perc": 0.1, "vllm:cache_config_info": 1,
+		"vllm:time_to_first_token_seconds": 1, "vllm:inter_token_latency_seconds": 3, "vllm:e2e_request_latency_seconds": 1,
+		"vllm:prompt_tokens_total": 12, "vllm:generation_tokens_total": 4, "vllm:prefix_cache_queries_total": 40, "vllm:prefix_cache_hits_total": 16,
+	} {
+		if v, ok := got[name]; !ok || v != want {
+			t.Errorf("%s is %v (%v), want %v", name, v, ok, want)
+		}
+	}
+}
+
+func TestMetricsAreClean(t *testing.T) {
+	for _, vllm := range []bool{false, true} {
+		reg := prometheus.NewRegistry()
+		l := newLedger(t, Options{Keep: 3, VLLM: vllm, Registry: reg, Sink: rows.Sink{Interval: 1}})
+		l.Put(&rows.Row{KV: rows.KV{Sampled: true, Max: 1}})
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		problems, err := promlint.NewWithMetricFamilies(families).Lint()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range problems {
+			if !vllm || !strings.HasPrefix(p.Metric, vllmPrefix) || !strings.Contains(p.Text, "':'") {
+				t.Errorf("%s: %s", p.Metric, p.Text)
+			}
+		}
+	}
+}
+
+func TestGapsFallIntoTheirBuckets(t *testing.T) {
+	for i, limit := range tokenBuckets() {
+		if want := int64(limit*1e9 + 0.5); gapLimits[i] != want {
+			t.Errorf("limit %d is %d, want %d", i, gapLimits[i], want)
+		}
+	}
+	var g Gaps
+	at := int64(1)
+	for _, gap := range []int64{1, 1e5, 1e5 + 1, 1e10, 1e10 + 1, 1, 2e6} {
+		g.Add([]infer.Token{{AtNS: at}})
+		at += gap
+	}
+	g.Add([]infer.Token{{AtNS: at}})
+	want := [gapBuckets + 1]uint32{0: 3, 1: 1, 4: 1, 20: 1, 21: 1}
+	if g.counts != want || g.n != 7 {
+		t.Errorf("counts %v", g.counts)
+	}
+}
+
+func BenchmarkPut(b *testing.B) {
+	l := newLedger(b, Options{Keep: 1000, Registry: prometheus.NewRegistry(), Sink: rows.Sink{Interval: 1}})
+	r := rows.Row{KV: rows.KV{Sampled: true, Max: 1}}
+	r.Batch.Scheduled, r.Batch.CtxTokens = rows.Some(256), rows.Some(100)
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Put(&r)
+	}
+}
+
+func BenchmarkGaps(b *testing.B) {
+	var g Gaps
+	tokens := make([]infer.Token, 1)
+	for b.Loop() {
+		tokens[0].AtNS += 2_000_000
+		g.Add(tokens)
+	}
+}

@@ -1,0 +1,162 @@
+package ledger
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/phase"
+)
+
+// The buckets of seconds. TensorRT-LLM's begin where a small model has long ended; these go down to a millisecond and,
+// for tokens, to a tenth of one.
+func requestBuckets() []float64 {
+	return []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640, 2560}
+}
+
+func tokenBuckets() []float64 {
+	return []float64{.0001, .0002, .0005, .001, .002, .005, .01, .02, .03, .05, .075, .1, .15, .2, .3, .5, .75, 1, 2.5, 5, 10}
+}
+
+// histogram has classic buckets, and a native histogram for who asks for one.
+func histogram(name, help string, buckets []float64, labels prometheus.Labels) prometheus.HistogramOpts {
+	return prometheus.HistogramOpts{
+		Name: prefix + name, Help: help, Buckets: buckets, ConstLabels: labels,
+		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 160,
+	}
+}
+
+// requestMetrics count ended requests. Probes are in none of them.
+type requestMetrics struct {
+	success, errors                                              *prometheus.CounterVec
+	promptTokens, outputTokens, cachedTokens, transfer, negative prometheus.Counter
+	e2e, ttft, tpot, queue, prefill, decode, inference           prometheus.Histogram
+	cachedPerRequest, transferTime                               prometheus.Histogram
+	gaps                                                         *gapMetrics
+}
+
+func newRequestMetrics(labels prometheus.Labels, vllm bool) *requestMetrics {
+	c := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + name, Help: help, ConstLabels: labels})
+	}
+	vec := func(name, help, label string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + name, Help: help, ConstLabels: labels}, []string{label})
+	}
+	h := func(name, help string, buckets []float64) prometheus.Histogram {
+		return prometheus.NewHistogram(histogram(name, help, buckets, labels))
+	}
+	return &requestMetrics{
+		success:          vec("request_success_total", "Finished requests.", "finished_reason"),
+		errors:           vec("request_error_total", "Requests that ended with an error, by its type.", "error_type"),
+		promptTokens:     c("prompt_tokens_total", "Prompt tokens of finished requests."),
+		outputTokens:     c("generation_tokens_total", "Tokens that finished requests got here."),
+		cachedTokens:     c("prompt_cached_tokens_total", "Prompt tokens of finished requests whose KV was here already."),
+		transfer:         c("kv_transfer_bytes_total", "KV bytes handed over by ended requests."),
+		negative:         c("request_time_negative_total", "Durations that came out negative: they are in no histogram."),
+		e2e:              h("e2e_request_latency_seconds", "Arrival to last token.", requestBuckets()),
+		ttft:             h("time_to_first_token_seconds", "Arrival to first token.", requestBuckets()),
+		tpot:             h("time_per_output_token_seconds", "First to last token, by the tokens after the first.", tokenBuckets()),
+		queue:            h("request_queue_time_seconds", "Arrival to the first batch.", requestBuckets()),
+		prefill:          h("request_prefill_time_seconds", "First batch to first token, where prefill runs here.", requestBuckets()),
+		decode:           h("request_decode_time_seconds", "First to last token.", requestBuckets()),
+		inference:        h("request_inference_time_seconds", "First batch to last token.", requestBuckets()),
+		cachedPerRequest: h("prompt_cached_tokens_per_request", "Prompt tokens whose KV was here already, 0 included.", []float64{0, 64, 128, 256, 512, 1024, 2048, 4096, 8192}),
+		transferTime:     h("kv_transfer_latency_seconds", "First to last byte of KV hand-overs.", requestBuckets()),
+		gaps:             newGapMetrics(labels, vllm),
+	}
+}
+
+func (m *requestMetrics) all() []prometheus.Collector {
+	return []prometheus.Collector{m.success, m.errors, m.promptTokens, m.outputTokens, m.cachedTokens, m.transfer, m.negative, m.e2e, m.ttft,
+		m.tpot, m.queue, m.prefill, m.decode, m.inference, m.cachedPerRequest, m.transferTime, m.gaps}
+}
+
+// Observe counts an ended attempt and the gaps between its tokens.
+func (l *Ledger) Observe(rec *phase.Record, g *Gaps) {
+	if l == nil || l.requests == nil || rec.Probe {
+		return
+	}
+	l.requests.observe(rec)
+	l.requests.gaps.add(g)
+}
+
+func (m *requestMetrics) observe(rec *phase.Record) {
+	if t := rec.Transfer; t != nil {
+		m.transfer.Add(float64(t.Bytes))
+		m.span(m.transferTime, t.StartNS, t.LastByteNS)
+	}
+	if rec.Outcome != phase.Finished {
+		kind := string(rec.Outcome)
+		if rec.Error != nil {
+			kind = rec.Error.Type
+		}
+		m.errors.WithLabelValues(kind).Inc()
+		return
+	}
+	s := &rec.Stamps
+	m.success.WithLabelValues(rec.FinishReason).Inc()
+	m.promptTokens.Add(float64(rec.Tokens.Prompt))
+	m.outputTokens.Add(float64(rec.Tokens.Output))
+	m.cachedTokens.Add(float64(rec.Tokens.Cached))
+	m.cachedPerRequest.Observe(float64(rec.Tokens.Cached))
+	m.span(m.e2e, s.ReceiveNS, s.LastTokenNS)
+	m.span(m.ttft, s.ReceiveNS, s.FirstTokenNS)
+	m.span(m.queue, s.ReceiveNS, s.FirstScheduledNS)
+	m.span(m.decode, s.FirstTokenNS, s.LastTokenNS)
+	m.span(m.inference, s.FirstScheduledNS, s.LastTokenNS)
+	if len(rec.Chunks) > 0 {
+		m.span(m.prefill, s.FirstScheduledNS, s.FirstTokenNS)
+	}
+	if n := rec.Tokens.Output - 1; n > 0 && s.FirstTokenNS != nil && s.LastTokenNS != nil {
+		m.tpot.Observe(float64(*s.LastTokenNS-*s.FirstTokenNS) / 1e9 / float64(n))
+	}
+}
+
+// span observes a duration whose ends are both known.
+func (m *requestMetrics) span(h prometheus.Histogram, from, to *int64) {
+	switch {
+	case from == nil || to == nil:
+	case *to < *from:
+		m.negative.Inc()
+	default:
+		h.Observe(float64(*to-*from) / 1e9)
+	}
+}
+
+// Gaps are the times between the tokens of one request, counted where they arise: one request, one goroutine, no lock.
+type Gaps struct {
+	counts [gapBuckets + 1]uint32
+	n      uint64
+	sumNS  int64
+	lastNS int64
+	near   int // the bucket of the gap before: the next is mostly in it
+}
+
+const gapBuckets = 21
+
+// gapLimits are tokenBuckets in ns.
+var gapLimits = [gapBuckets]int64{1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7, 2e7, 3e7, 5e7, 75e6, 1e8, 15e7, 2e8, 3e8, 5e8, 75e7, 1e9, 25e8, 5e9, 1e10}
+
+// Add takes in the next tokens of the request.
+func (g *Gaps) Add(tokens []infer.Token) {
+	for i := range tokens {
+		at := tokens[i].AtNS
+		if g.lastNS != 0 {
+			g.count(at - g.lastNS)
+		}
+		g.lastNS = at
+	}
+}
+
+func (g *Gaps) count(ns int64) {
+	k := g.near
+	for k > 0 && ns <= gapLimits[k-1] {
+		k--
+	}
+	for k < gapBuckets && ns > gapLimits[k] {
+		k++
+	}
+	g.near = k
+	g.counts[k]++
+	g.n++
+	g.sumNS += ns
+}

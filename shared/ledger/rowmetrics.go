@@ -1,0 +1,190 @@
+package ledger
+
+import (
+	"maps"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"meridian.internal/shared/rows"
+)
+
+const (
+	prefix  = "meridian_"
+	gauge   = prometheus.GaugeValue
+	counter = prometheus.CounterValue
+)
+
+// rowMetric is a series that rows give. What belongs to a rank has the label dp_rank.
+type rowMetric struct {
+	name, help string
+	kind       prometheus.ValueType
+	rank       bool
+	at         func(*state) rows.Ratio
+}
+
+func count(v int64) rows.Ratio { return rows.Ratio{V: float64(v), OK: true} }
+
+func known(v rows.Int) rows.Ratio { return rows.Ratio{V: float64(v.V), OK: v.OK} }
+
+func ofKV(f func(*rows.KV) int64) func(*state) rows.Ratio {
+	return func(s *state) rows.Ratio { return rows.Ratio{V: float64(f(&s.kv)), OK: s.kv.Sampled} }
+}
+
+// rowMetrics are the names of TensorRT-LLM's worker with our prefix, then counts that it does not have.
+func rowMetrics() []rowMetric {
+	return append(append(queueMetrics(), kvMetrics()...), batchGauges()...)
+}
+
+func queueMetrics() []rowMetric {
+	return []rowMetric{
+		{"num_requests_running", "Requests that hold a slot.", gauge, false, func(s *state) rows.Ratio { return count(s.last.Requests.Active) }},
+		{"num_requests_waiting", "Requests in the queue.", gauge, false, func(s *state) rows.Ratio { return count(s.last.Requests.Queued) }},
+		{"max_num_active_requests", "Requests that can hold a slot.", gauge, false, func(s *state) rows.Ratio { return count(s.last.Requests.MaxActive) }},
+		{"num_requests_new_total", "Requests that the engine accepted.", counter, false, func(s *state) rows.Ratio { return count(s.requests.New) }},
+		{"num_requests_completed_total", "Requests that ran to their end.", counter, false, func(s *state) rows.Ratio { return count(s.requests.Completed) }},
+		{"num_requests_cancelled_total", "Requests that were cancelled.", counter, false, func(s *state) rows.Ratio { return count(s.requests.Cancelled) }},
+		{"num_requests_expired_total", "Requests whose time was over.", counter, false, func(s *state) rows.Ratio { return count(s.requests.Expired) }},
+		{"num_requests_failed_total", "Requests that failed in the engine.", counter, false, func(s *state) rows.Ratio { return count(s.requests.Failed) }},
+		{"num_requests_preempted_total", "Preemptions.", counter, true, func(s *state) rows.Ratio { return count(s.requests.Suspended) }},
+		{"iter_prompt_tokens_total", "Prompt tokens of the requests that got a slot.", counter, false, func(s *state) rows.Ratio { return count(s.sums.Prompt) }},
+		{"iter_cached_tokens_total", "Those of them whose KV was here already.", counter, false, func(s *state) rows.Ratio { return count(s.sums.Cached) }},
+		{"iter_context_tokens_total", "Tokens that prefill computed, again after preemptions included.", counter, true, func(s *state) rows.Ratio { return count(s.sums.Context) }},
+		{"iter_output_tokens_total", "Tokens sampled and given out.", counter, true, func(s *state) rows.Ratio { return count(s.sums.Output) }},
+		{"iteration_latency_seconds", "iterLatencyMS of the newest row: with overlap about two loops.", gauge, false, func(s *state) rows.Ratio {
+			return rows.Ratio{V: float64(s.last.IterLatency.NS) / 1e9, OK: s.last.IterLatency.OK}
+		}},
+		{"gpu_memory_usage_bytes", "Used memory of the device, by all processes.", gauge, false, func(s *state) rows.Ratio { return known(s.last.Memory.GPU) }},
+		{"cpu_memory_usage_bytes", "Memory of the process.", gauge, false, func(s *state) rows.Ratio { return known(s.last.Memory.CPU) }},
+		{"pinned_memory_usage_bytes", "Memory of the process that is locked or pinned.", gauge, false, func(s *state) rows.Ratio { return known(s.last.Memory.Pinned) }},
+	}
+}
+
+func kvMetrics() []rowMetric {
+	return []rowMetric{
+		{"kv_cache_hit_rate", "Reused of reused and missed KV blocks, since the start.", gauge, true, func(s *state) rows.Ratio { return s.kv.HitRate }},
+		{"kv_cache_utilization", "Share of KV blocks that requests and transfers hold.", gauge, true, func(s *state) rows.Ratio { return rows.RatioOf(s.kv.Used, s.kv.Max) }},
+		{"kv_cache_max_blocks", "KV blocks in all.", gauge, true, ofKV(func(k *rows.KV) int64 { return k.Max })},
+		{"kv_cache_free_blocks", "KV blocks that can be handed out, reusable ones included.", gauge, true, ofKV(func(k *rows.KV) int64 { return k.Free })},
+		{"kv_cache_used_blocks", "KV blocks held.", gauge, true, ofKV(func(k *rows.KV) int64 { return k.Used })},
+		{"kv_cache_reused_blocks_total", "KV blocks that were found by their tokens.", counter, true, func(s *state) rows.Ratio { return count(s.reused.Total) }},
+		{"kv_cache_missed_blocks_total", "Full KV blocks that were looked for and not found.", counter, true, func(s *state) rows.Ratio { return count(s.missed.Total) }},
+		{"kv_cache_iter_reuse_rate", "Reused of reused and missed blocks in the newest row with any.", gauge, true, func(s *state) rows.Ratio { return s.reuse }},
+		{"kv_cache_iter_reused_blocks_total", "Reused blocks, summed over rows.", counter, true, func(s *state) rows.Ratio { return count(s.full + s.partial) }},
+		{"kv_cache_iter_full_reused_blocks_total", "Blocks reused as a whole.", counter, true, func(s *state) rows.Ratio { return count(s.full) }},
+		{"kv_cache_iter_partial_reused_blocks_total", "Blocks reused in part; this engine reuses whole ones only.", counter, true, func(s *state) rows.Ratio { return count(s.partial) }},
+		{"kv_cache_iter_missed_blocks_total", "Missed blocks, summed over rows.", counter, true, func(s *state) rows.Ratio { return count(s.iterMissed) }},
+		{"kv_cache_gen_alloc_blocks_total", "Blocks that decoding sequences took.", counter, true, func(s *state) rows.Ratio { return count(s.genBlocks) }},
+		{"kv_cache_alloc_new_blocks_total", "Blocks handed out empty.", counter, true, ofKV(func(k *rows.KV) int64 { return k.AllocNew })},
+		{"kv_cache_freed_blocks_total", "Blocks that became free; with evictable ones they equal those handed out once nothing runs.", counter, true, ofKV(func(k *rows.KV) int64 { return k.Freed })},
+		{"kv_cache_evictable_blocks", "Blocks that nobody holds and that can be reused.", gauge, true, ofKV(func(k *rows.KV) int64 { return k.Evictable })},
+	}
+}
+
+func batchGauges() []rowMetric {
+	return []rowMetric{
+		{"num_context_requests", "Requests in prefill in the newest sampled batch.", gauge, true, func(s *state) rows.Ratio { return known(s.last.Batch.Context) }},
+		{"num_generation_requests", "Decoding requests in the newest sampled batch.", gauge, true, func(s *state) rows.Ratio { return known(s.last.Batch.Gen) }},
+		{"num_paused_requests", "Preempted requests.", gauge, true, func(s *state) rows.Ratio { return known(s.last.Batch.Paused) }},
+		{"num_scheduled_requests", "Requests in the newest sampled batch.", gauge, true, func(s *state) rows.Ratio { return known(s.last.Batch.Scheduled) }},
+		{"total_context_tokens", "Tokens of prefill in the newest sampled batch.", gauge, true, func(s *state) rows.Ratio { return known(s.last.Batch.CtxTokens) }},
+		{"avg_decoded_tokens_per_iter", "Tokens that a decoding request got in the newest sampled batch.", gauge, true, func(s *state) rows.Ratio { return s.last.Batch.DecodedPerIter }},
+		{"prefill_batch_occupancy", "Requests in prefill of those that can hold a slot.", gauge, true, func(s *state) rows.Ratio {
+			return rows.Ratio{V: float64(s.last.Batch.Context.V) / float64(max(s.last.Requests.MaxActive, 1)), OK: s.last.Batch.Context.OK}
+		}},
+	}
+}
+
+// rowCollector exports the sums of the rows.
+type rowCollector struct {
+	l       *Ledger
+	metrics []rowMetric
+	descs   []*prometheus.Desc
+}
+
+func newRowCollector(l *Ledger, labels prometheus.Labels) *rowCollector {
+	c := &rowCollector{l: l, metrics: rowMetrics()}
+	ranked := withRank(labels)
+	for _, m := range c.metrics {
+		constant := labels
+		if m.rank {
+			constant = ranked
+		}
+		c.descs = append(c.descs, prometheus.NewDesc(prefix+m.name, m.help, nil, constant))
+	}
+	return c
+}
+
+func withRank(labels prometheus.Labels) prometheus.Labels {
+	out := maps.Clone(labels)
+	out["dp_rank"] = "0"
+	return out
+}
+
+// Describe sends the names.
+func (c *rowCollector) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range c.descs {
+		to <- d
+	}
+}
+
+// Collect sends what is known.
+func (c *rowCollector) Collect(to chan<- prometheus.Metric) {
+	s := c.l.snapshot()
+	for i, m := range c.metrics {
+		if v := m.at(&s); v.OK && (s.seen || m.kind == counter) {
+			to <- prometheus.MustNewConstMetric(c.descs[i], m.kind, v.V)
+		}
+	}
+}
+
+// infoMetrics are the configuration, as gauges and as labels of a series that is 1.
+func infoMetrics(labels prometheus.Labels, e *Engine) []prometheus.Collector {
+	var out []prometheus.Collector
+	fixed := func(name, help string, v float64, labels prometheus.Labels) {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + name, Help: help, ConstLabels: labels})
+		g.Set(v)
+		out = append(out, g)
+	}
+	with := func(pairs ...string) prometheus.Labels {
+		l := maps.Clone(labels)
+		for i := 0; i < len(pairs); i += 2 {
+			l[pairs[i]] = pairs[i+1]
+		}
+		return l
+	}
+	fixed("max_batch_size_static", "Sequences of a batch, as configured.", float64(e.MaxBatchSize), labels)
+	fixed("max_batch_size_runtime", "Sequences of a batch, now.", float64(e.MaxBatchSize), labels)
+	fixed("max_num_tokens_runtime", "Query tokens of a batch.", float64(e.MaxNumTokens), labels)
+	fixed("kv_cache_tokens_per_block", "Tokens of a KV block.", float64(e.TokensPerBlock), withRank(labels))
+	fixed("model_config_info", "The model; always 1.", 1, with("context_tokens", strconv.FormatInt(e.Window, 10)))
+	fixed("parallel_config_info", "How the model is spread over ranks; always 1.", 1, with("tensor_parallel_size", "1", "pipeline_parallel_size", "1"))
+	fixed("kv_cache_config_info", "The KV cache; always 1.", 1, with("tokens_per_block", strconv.FormatInt(e.TokensPerBlock, 10),
+		"max_blocks", strconv.Itoa(e.Blocks), "enable_block_reuse", strconv.FormatBool(e.PrefixReuse), "tier", e.Tier))
+	return out
+}
+
+// batchMetrics are histograms over sampled batches.
+type batchMetrics struct{ tokens, size prometheus.Histogram }
+
+func newBatchMetrics(labels prometheus.Labels) *batchMetrics {
+	h := func(name, help string, buckets []float64) prometheus.Histogram {
+		return prometheus.NewHistogram(histogram(name, help, buckets, withRank(labels)))
+	}
+	return &batchMetrics{
+		tokens: h("prefill_batch_tokens", "Tokens of prefill in sampled batches that have any.", prometheus.ExponentialBuckets(64, 2, 10)),
+		size:   h("scheduled_batch_size", "Requests in sampled batches.", prometheus.ExponentialBuckets(1, 2, 10)),
+	}
+}
+
+func (m *batchMetrics) all() []prometheus.Collector { return []prometheus.Collector{m.tokens, m.size} }
+
+func (m *batchMetrics) observe(r *rows.Row) {
+	if r.Drain {
+		return
+	}
+	m.size.Observe(float64(r.Batch.Scheduled.V))
+	if r.Batch.CtxTokens.V > 0 {
+		m.tokens.Observe(float64(r.Batch.CtxTokens.V))
+	}
+}
