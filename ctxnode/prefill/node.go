@@ -15,6 +15,7 @@ import (
 	"meridian.internal/gpu/device"
 	"meridian.internal/gpu/kvwire"
 	"meridian.internal/shared/api"
+	"meridian.internal/shared/ledger"
 	"meridian.internal/shared/phase"
 	"meridian.internal/shared/serve"
 	"meridian.internal/shared/worker"
@@ -49,6 +50,7 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 		d.Close(ctx)
 		return fmt.Errorf("--kv-listen %q: %w", c.KVListen, err)
 	}
+	c.Device.Sink = d.Ledger.Sink()
 	dev, err := device.Open(c.Device, d.Steady.Now, log)
 	if err != nil {
 		_ = ln.Close()
@@ -64,6 +66,11 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 }
 
 func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, ln net.Listener, log *slog.Logger) error {
+	if err := d.Ledger.Start(ledgerOf(d, dev)); err != nil {
+		_ = ln.Close()
+		d.Close(ctx)
+		return err
+	}
 	clockUDP, err := respond.Listen(c.ClockListen, d.Steady, respond.Options{KernelDir: c.SharedKernelDir, Logger: log})
 	if err != nil {
 		_ = ln.Close()
@@ -104,6 +111,14 @@ func (p *Prefiller) release(c echo.Context) error {
 		return &api.Error{Code: http.StatusNotFound, Type: api.TypeNotFound, Stage: "kv", Message: fmt.Sprintf("request %d has no lease here", id)}
 	}
 	return c.NoContent(http.StatusNoContent)
+}
+
+// ledgerOf describes the engine to its ledger.
+func ledgerOf(d *worker.Daemon, dev *device.Device) ledger.Engine {
+	return ledger.Engine{
+		Static: dev.Static(d.Name, string(d.Steady.ID())), Model: dev.Name, Device: dev.Info.Device,
+		PrefixReuse: dev.Engine.Config().PrefixReuse, Blocks: dev.Info.KVBlocks, Load: dev.Engine.Load,
+	}
 }
 
 func modelOf(dev *device.Device, batch int) worker.Model {

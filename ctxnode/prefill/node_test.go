@@ -22,7 +22,7 @@ import (
 func cli(nats, spool string) *CLI {
 	return &CLI{
 		Listen: "127.0.0.1:0", KVListen: "127.0.0.1:0", KVLease: time.Second,
-		Flags: worker.Flags{Name: "ctx0", NATS: nats, Spool: spool, Grace: 5 * time.Second, IterStatsInterval: 1, IterStatsMax: 10},
+		Flags: worker.Flags{Name: "ctx0", NATS: nats, Spool: spool, Grace: 5 * time.Second, LedgerFlags: worker.LedgerFlags{IterStatsInterval: 1, IterStatsMax: 10}},
 		Device: device.Options{Device: "sim", MaxNumTokens: 64, MaxBatchSize: 8, MaxWaiting: 64, TokensPerBlock: 16, Ranks: 1, PP: 1,
 			Overlap: true, PrefixReuse: true, Sim: device.Sim{Step: time.Millisecond}},
 	}

@@ -9,6 +9,7 @@ import (
 	"meridian.internal/clocksync/respond"
 	"meridian.internal/gpu/device"
 	"meridian.internal/gpu/kvwire"
+	"meridian.internal/shared/ledger"
 	"meridian.internal/shared/node"
 	"meridian.internal/shared/phase"
 	"meridian.internal/shared/serve"
@@ -39,6 +40,7 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	c.Device.Sink = d.Ledger.Sink()
 	dev, err := device.Open(c.Device, d.Steady.Now, log)
 	if err != nil {
 		d.Close(ctx)
@@ -53,6 +55,10 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 }
 
 func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, log *slog.Logger) error {
+	if err := d.Ledger.Start(ledgerOf(d, dev)); err != nil {
+		d.Close(ctx)
+		return err
+	}
 	clockUDP, err := respond.Listen(c.ClockListen, d.Steady, respond.Options{KernelDir: c.SharedKernelDir, Logger: log})
 	if err != nil {
 		d.Close(ctx)
@@ -89,6 +95,14 @@ func registered(r *node.Registry, addr string) bool {
 	return r != nil && slices.ContainsFunc(r.Nodes(), func(e node.Entry) bool {
 		return e.Alive && e.Info.Role == node.RoleCtx && e.Info.KVAddr == addr
 	})
+}
+
+// ledgerOf describes the engine to its ledger.
+func ledgerOf(d *worker.Daemon, dev *device.Device) ledger.Engine {
+	return ledger.Engine{
+		Static: dev.Static(d.Name, string(d.Steady.ID())), Model: dev.Name, Device: dev.Info.Device,
+		PrefixReuse: dev.Engine.Config().PrefixReuse, Blocks: dev.Info.KVBlocks, Load: dev.Engine.Load,
+	}
 }
 
 func modelOf(dev *device.Device, batch int) worker.Model {

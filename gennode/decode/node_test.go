@@ -21,7 +21,7 @@ func TestOptionsAreRefusedByName(t *testing.T) {
 		{"--model", func(c *CLI) { c.Device.Model = "/no/such/folder" }},
 		{"--nats", func(c *CLI) { c.NATS = "nonsense" }},
 	} {
-		o := &CLI{Listen: "127.0.0.1:0", Flags: worker.Flags{Name: "gen0", Grace: time.Second, IterStatsMax: 1}, Device: options("sim", 16)}
+		o := &CLI{Listen: "127.0.0.1:0", Flags: worker.Flags{Name: "gen0", Grace: time.Second, LedgerFlags: worker.LedgerFlags{IterStatsMax: 1}}, Device: options("sim", 16)}
 		c.edit(o)
 		if err := o.Run(t.Context(), slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v, want %s", err, c.want)

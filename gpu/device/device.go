@@ -64,12 +64,15 @@ func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) 
 		return nil, fmt.Errorf("--device %s: %w", o.Device, err)
 	}
 	d.Info = d.backend.Info()
-	d.Engine, err = engine.New(engine.Config{
+	cfg := engine.Config{
 		MaxBatchSize: o.MaxBatchSize, MaxNumTokens: o.MaxNumTokens, MaxWaiting: o.MaxWaiting, Overlap: o.Overlap,
-		PrefixReuse: o.PrefixReuse, EOS: d.Model.Config.EOS, Now: now, Logger: log,
+		PrefixReuse: o.PrefixReuse, EOS: d.Model.Config.EOS, Now: now, Logger: log, MaxStepRecords: o.Sink.MaxStepRecords,
 		ExportDeadline: holdLimit, ReserveDeadline: holdLimit,
-	}, d.backend)
-	if err != nil {
+	}
+	if err := keepStatistics(&cfg, o.Sink); err != nil {
+		return nil, err
+	}
+	if d.Engine, err = engine.New(cfg, d.backend); err != nil {
 		return nil, err
 	}
 	return d, nil

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"meridian.internal/gpu/engine"
+	"meridian.internal/shared/rows"
 )
 
 // Options of a device, with the tags of the command line. The zero value is filled by the tags' defaults.
@@ -30,6 +31,8 @@ type Options struct {
 	Overlap        bool   `help:"Prepare the next step while the device runs one." default:"true" negatable:""`
 	PrefixReuse    bool   `help:"Reuse the KV of prompts that begin alike." default:"true" negatable:""`
 	Sim            Sim    `embed:"" prefix:"sim-"`
+
+	Sink rows.Sink `kong:"-"` // where statistics of iterations go, and which
 }
 
 // Sim is the cost model of --device sim.

@@ -156,6 +156,9 @@ func (e *Engine) depth() int {
 // Info describes the back end.
 func (e *Engine) Info() backend.Info { return e.info }
 
+// Config is the engine's configuration, defaults filled in.
+func (e *Engine) Config() Config { return e.cfg }
+
 // maxFailures is how many steps in a row may fail before the device counts as lost.
 const maxFailures = 3
 

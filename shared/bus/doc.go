@@ -40,6 +40,9 @@ func PhaseSubject(router string, role phase.Role, node string) string {
 // RouterSubjects matches every record meant for router.
 func RouterSubjects(router string) string { return "meridian.phase." + Token(router) + ".>" }
 
+// IterSubject is where node publishes its rows of iteration statistics, if it does. No stream keeps them.
+func IterSubject(node string) string { return "meridian.iter." + Token(node) }
+
 // ClockSubject is where estimates of node's clock are logged.
 func ClockSubject(node string) string { return "meridian.clock." + Token(node) }
 

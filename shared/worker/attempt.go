@@ -9,6 +9,7 @@ import (
 
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/infer"
+	"meridian.internal/shared/ledger"
 	"meridian.internal/shared/phase"
 )
 
@@ -81,6 +82,7 @@ type attempt struct {
 	sentNS   int64
 	firstNS  int64
 	lastNS   int64
+	gaps     ledger.Gaps // between the tokens, for the ledger
 	failure  *api.Error
 	finished bool // the record is filled
 }
@@ -135,6 +137,7 @@ func (a *attempt) note(tokens []infer.Token) {
 	}
 	a.lastNS = tokens[len(tokens)-1].AtNS
 	a.tokens += len(tokens)
+	a.gaps.Add(tokens)
 }
 
 // cutLimit is how long a cancelled sequence may take to end: the step in flight, or the transfer's frame.

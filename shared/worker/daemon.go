@@ -14,7 +14,9 @@ import (
 
 	"meridian.internal/shared/bus"
 	"meridian.internal/shared/clock"
+	"meridian.internal/shared/hardware"
 	"meridian.internal/shared/infer"
+	"meridian.internal/shared/ledger"
 	"meridian.internal/shared/node"
 	"meridian.internal/shared/phase"
 	"meridian.internal/shared/serve"
@@ -28,6 +30,8 @@ type Daemon struct {
 	Adjusted *clock.Adjusted
 	Bus      *bus.Conn // nil without --nats
 	Metrics  *prometheus.Registry
+	Ledger   *ledger.Ledger // of the engine: Start it when the engine is known
+	Hardware *hardware.Sampler
 	Host     string // that others dial
 	URL      string
 
@@ -66,6 +70,9 @@ func Open(ctx context.Context, f Flags, listen string, role phase.Role, log *slo
 		Listen: listen, Logger: log, Registry: d.Metrics, Grace: f.Grace, Healthy: d.healthy, Ready: d.isReady,
 	})
 	if err != nil {
+		return nil, err
+	}
+	if err := d.openLedgers(nil); err != nil {
 		return nil, err
 	}
 	h, err := advertised(f.Advertise, d.server.Addr())

@@ -14,19 +14,18 @@ import (
 // Flags are the options that both kinds of node have beside those of the device. --listen is the node's own, because its
 // default differs.
 type Flags struct {
-	Name              string        `help:"Name of the node, unique in the cluster. Empty: role and host name."`
-	Advertise         string        `help:"Host, or host:port, that others reach this node at. Empty: the address of --listen, or the host's name if that is every address." placeholder:"HOST[:PORT]"`
-	NATS              string        `help:"NATS servers, with commas. Empty: no registration and no records." name:"nats" placeholder:"URL"`
-	Spool             string        `help:"Private folder in which records wait for NATS. Empty: a folder of the user's cache, by node and server." type:"path" placeholder:"DIR"`
-	Grace             time.Duration `help:"Time that running requests get after SIGTERM." default:"10s"`
-	IterStatsInterval int           `help:"Collect statistics of every Nth iteration. 0: none." default:"1"`
-	IterStatsMax      int           `help:"Iterations whose statistics are kept." default:"1000"`
-	ClockListen       string        `help:"UDP address of the clock responder." default:":0" placeholder:"HOST:PORT"`
-	SharedKernelDir   string        `help:"Folder shared with other processes of this machine; a file in it proves that they share a kernel, and so a clock." type:"path" placeholder:"DIR"`
-	FaultSkewPPM      float64       `help:"Test mode: the clock runs fast by this many parts per million." default:"0" name:"fault-skew-ppm" group:"Test mode"`
-	FaultStep         time.Duration `help:"Test mode: the clock jumps by this much, once." default:"0s" group:"Test mode"`
-	FaultStepAfter    time.Duration `help:"Test mode: when it jumps, after the start." default:"30s" group:"Test mode"`
-	FaultLie          time.Duration `help:"Test mode: clock probes are answered with stamps that are wrong by this much; records are not." default:"0s" group:"Test mode"`
+	Name            string        `help:"Name of the node, unique in the cluster. Empty: role and host name."`
+	Advertise       string        `help:"Host, or host:port, that others reach this node at. Empty: the address of --listen, or the host's name if that is every address." placeholder:"HOST[:PORT]"`
+	NATS            string        `help:"NATS servers, with commas. Empty: no registration and no records." name:"nats" placeholder:"URL"`
+	Spool           string        `help:"Private folder in which records wait for NATS. Empty: a folder of the user's cache, by node and server." type:"path" placeholder:"DIR"`
+	Grace           time.Duration `help:"Time that running requests get after SIGTERM." default:"10s"`
+	LedgerFlags     `embed:""`
+	ClockListen     string        `help:"UDP address of the clock responder." default:":0" placeholder:"HOST:PORT"`
+	SharedKernelDir string        `help:"Folder shared with other processes of this machine; a file in it proves that they share a kernel, and so a clock." type:"path" placeholder:"DIR"`
+	FaultSkewPPM    float64       `help:"Test mode: the clock runs fast by this many parts per million." default:"0" name:"fault-skew-ppm" group:"Test mode"`
+	FaultStep       time.Duration `help:"Test mode: the clock jumps by this much, once." default:"0s" group:"Test mode"`
+	FaultStepAfter  time.Duration `help:"Test mode: when it jumps, after the start." default:"30s" group:"Test mode"`
+	FaultLie        time.Duration `help:"Test mode: clock probes are answered with stamps that are wrong by this much; records are not." default:"0s" group:"Test mode"`
 }
 
 // Validate refuses what cannot be, naming option and value.
@@ -34,10 +33,6 @@ func (f *Flags) Validate() error {
 	switch {
 	case f.Grace < 0 || f.Grace > time.Hour:
 		return fmt.Errorf("--grace %s: must be 0s to 1h", f.Grace)
-	case f.IterStatsInterval < 0:
-		return fmt.Errorf("--iter-stats-interval %d: must be 0 or more", f.IterStatsInterval)
-	case f.IterStatsMax < 1:
-		return fmt.Errorf("--iter-stats-max %d: must be at least 1", f.IterStatsMax)
 	case len(f.Name) > 128 || strings.ContainsFunc(f.Name, func(r rune) bool { return r <= ' ' || r == 0x7f }):
 		return fmt.Errorf("--name %q: must be 1 to 128 bytes without spaces", f.Name)
 	}
@@ -48,7 +43,7 @@ func (f *Flags) Validate() error {
 			}
 		}
 	}
-	return nil
+	return f.LedgerFlags.validate()
 }
 
 func (f *Flags) clock() clock.Options {

@@ -33,17 +33,19 @@ func TestFlagsAreRefusedByName(t *testing.T) {
 		want string
 		f    Flags
 	}{
-		{"--grace", Flags{IterStatsMax: 1, Grace: 2 * time.Hour}},
-		{"--iter-stats-interval", Flags{IterStatsMax: 1, IterStatsInterval: -1}},
+		{"--grace", Flags{LedgerFlags: LedgerFlags{IterStatsMax: 1}, Grace: 2 * time.Hour}},
+		{"--kv-stats-interval 3: must be a multiple of --iter-stats-interval, 2", Flags{LedgerFlags: LedgerFlags{IterStatsMax: 1, IterStatsInterval: 2, KVStatsInterval: 3}}},
+		{"--max-step-records", Flags{LedgerFlags: LedgerFlags{IterStatsMax: 1, MaxStepRecords: -1}}},
+		{"--iter-stats-interval", Flags{LedgerFlags: LedgerFlags{IterStatsMax: 1, IterStatsInterval: -1}}},
 		{"--iter-stats-max", Flags{}},
-		{"--name", Flags{IterStatsMax: 1, Name: strings.Repeat("x", 200)}},
-		{"--nats", Flags{IterStatsMax: 1, NATS: "nats://a:1,b"}},
+		{"--name", Flags{LedgerFlags: LedgerFlags{IterStatsMax: 1}, Name: strings.Repeat("x", 200)}},
+		{"--nats", Flags{LedgerFlags: LedgerFlags{IterStatsMax: 1}, NATS: "nats://a:1,b"}},
 	} {
 		if err := c.f.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v, want %s", err, c.want)
 		}
 	}
-	ok := Flags{IterStatsMax: 1, Name: "ctx0", NATS: "nats://a:1,nats://b:2"}
+	ok := Flags{LedgerFlags: LedgerFlags{IterStatsMax: 1}, Name: "ctx0", NATS: "nats://a:1,nats://b:2"}
 	if err := ok.Validate(); err != nil {
 		t.Error(err)
 	}

@@ -4,11 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"strconv"
 
 	"github.com/labstack/echo/v4"
 
-	"meridian.internal/shared/api"
 	"meridian.internal/shared/infer"
 )
 
@@ -75,17 +73,4 @@ func (n *Node) serverInfo(c echo.Context) error {
 		"clock_id": n.o.Steady.ID(), "disaggregated_params": disagg,
 		"tokens_per_block": n.o.Model.TokensPerBlock, "max_batch_size": n.o.Model.MaxBatchSize,
 	})
-}
-
-// iterationStats answers that no rows are kept: a reader learns it at once instead of waiting for rows.
-func (n *Node) iterationStats(c echo.Context) error {
-	after := int64(0)
-	if v := c.QueryParam("after"); v != "" {
-		i, err := strconv.ParseInt(v, 10, 64)
-		if err != nil || i < 0 {
-			return api.Invalid("after", "after=%q: want a sequence number of 0 or more", v)
-		}
-		after = i
-	}
-	return c.JSON(http.StatusOK, map[string]any{"enabled": false, "rows": []any{}, "next": after, "oldest": 0, "dropped": 0})
 }

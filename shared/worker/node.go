@@ -16,6 +16,7 @@ import (
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
+	"meridian.internal/shared/ledger"
 	"meridian.internal/shared/node"
 	"meridian.internal/shared/phase"
 	"meridian.internal/shared/token"
@@ -45,12 +46,15 @@ type Options struct {
 	Healthy    func() error                            // nil: healthy
 	Kind       func(err error) string                  // kind of an engine's error (gpu/device), "" for others; nil: all are others
 	Publish    func(*phase.Record, *infer.Steps) error // nil: records are not kept
-	KVAddr     string                                  // "host:port" of the KV listener; "": none
-	Registry   *prometheus.Registry                    // nil: no metrics
-	Steady     *clock.Steady
-	Adjusted   *clock.Adjusted
-	Logger     *slog.Logger
-	Version    string
+	Ledger     *ledger.Ledger                          // nil: none is kept
+	// ReturnPerfMetrics keeps the steps of every request, not only of those that ask.
+	ReturnPerfMetrics bool
+	KVAddr            string               // "host:port" of the KV listener; "": none
+	Registry          *prometheus.Registry // nil: no metrics
+	Steady            *clock.Steady
+	Adjusted          *clock.Adjusted
+	Logger            *slog.Logger
+	Version           string
 }
 
 // Node answers requests over HTTP.
@@ -64,6 +68,9 @@ type Node struct {
 
 // New makes the face of a node.
 func New(o Options) (*Node, error) {
+	if o.Ledger == nil {
+		o.Ledger = ledger.New(ledger.Options{})
+	}
 	n := &Node{o: o}
 	n.lastID.Store(int64(randomUint64() % (1 << 38))) // local ids stay below 2^40, and differ between incarnations
 	m, err := newMetrics(o)
@@ -89,7 +96,7 @@ func (n *Node) Routes(e *echo.Echo) {
 	e.GET("/v1/models", n.models)
 	e.GET("/health", n.health)
 	e.GET("/server_info", n.serverInfo)
-	e.GET("/iteration_stats", n.iterationStats)
+	n.o.Ledger.Routes(e)
 	e.GET("/tokenizer", n.tokenizer)
 	offset := echo.WrapHandler(clock.OffsetHandler(n.o.Steady, n.o.Adjusted))
 	e.GET(clock.OffsetPath, offset)

@@ -3,6 +3,7 @@ package worker
 import (
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/infer"
+	"meridian.internal/shared/ledger"
 	"meridian.internal/shared/phase"
 )
 
@@ -28,7 +29,7 @@ func (n *Node) reject(o origin, e *api.Error) *api.Error {
 	rec.Error = recordError(e)
 	rec.Stamps.EndNS = stamp(n.o.Steady.Now())
 	e.RequestID = o.requestID
-	n.publish(rec, nil)
+	n.publish(rec, nil, nil)
 	return e
 }
 
@@ -84,7 +85,7 @@ func (a *attempt) settle() {
 	}
 	if a.leg.Settle == nil {
 		a.rec.Transfer = a.leg.Transfer
-		a.n.publish(a.rec, steps)
+		a.n.publish(a.rec, steps, &a.gaps)
 		return
 	}
 	a.n.settling.Go(func() {
@@ -93,13 +94,14 @@ func (a *attempt) settle() {
 		if fault != nil && a.rec.Outcome == phase.Finished {
 			a.rec.Outcome, a.rec.Error = phase.Failed, fault
 		}
-		a.n.publish(a.rec, steps)
+		a.n.publish(a.rec, steps, &a.gaps)
 	})
 }
 
 // publish hands a record over. Monitoring never fails a request: a lost record is counted by the publisher.
-func (n *Node) publish(rec *phase.Record, steps *infer.Steps) {
+func (n *Node) publish(rec *phase.Record, steps *infer.Steps, gaps *ledger.Gaps) {
 	n.metrics.count(rec)
+	n.o.Ledger.Observe(rec, gaps)
 	if n.o.Publish == nil {
 		return
 	}

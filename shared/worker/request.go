@@ -111,7 +111,8 @@ func (k *call) add(kind infer.Kind, prompt []int32, budget, index int) {
 	l := &Leg{
 		Request: infer.Request{
 			Kind: kind, Prompt: prompt, Output: k.r.OutputTokenIDs, MaxTokens: budget, Sampling: sampling,
-			StopTokens: k.r.StopTokenIDs, IgnoreEOS: k.r.IgnoreEOS, Priority: k.r.Priority, ReturnPerfMetrics: k.o.metrics,
+			StopTokens: k.r.StopTokenIDs, IgnoreEOS: k.r.IgnoreEOS, Priority: k.r.Priority, ReturnPerfMetrics: k.o.metrics || n.o.ReturnPerfMetrics,
+			Probe: k.o.probe,
 		},
 		Disagg: k.r.Disagg, Style: styleOf(k.r.Disagg), Limit: k.o.limit, index: index, now: n.o.Steady.Now,
 	}

@@ -51,7 +51,7 @@ func (d *Daemon) Run(ctx context.Context, p Parts) error {
 	defer quit()
 	beside, watched := errgroup.WithContext(inner)
 	beside.Go(func() error { return d.runEngine(inner, p.Engine) })
-	for _, f := range p.Beside {
+	for _, f := range append(p.Beside, d.ledgerWork()...) {
 		beside.Go(func() error { return f(inner) })
 	}
 	var state atomic.Value
@@ -73,6 +73,7 @@ func (d *Daemon) Run(ctx context.Context, p Parts) error {
 		served <- err
 	}
 	state.Store(node.Draining)
+	d.Ledger.Close() // those who follow the rows would hold the server until the grace time is over
 	if lease != nil {
 		lease.Changed()
 		pause(watched, drainNotice)
@@ -95,6 +96,7 @@ func (d *Daemon) face(p *Parts) (*Node, error) {
 	o.Name, o.Role, o.Steady, o.Adjusted = d.Name, d.role, d.Steady, d.Adjusted
 	o.Registry, o.Load, o.Logger, o.Version = d.Metrics, p.Engine.Load, d.log, serve.Version()
 	o.Healthy, o.Publish = d.healthy, d.publisher()
+	o.Ledger, o.ReturnPerfMetrics = d.Ledger, d.flags.ReturnPerfMetrics
 	n, err := New(*o)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,54 @@
+package device
+
+import (
+	"meridian.internal/gpu/engine"
+	"meridian.internal/gpu/stats"
+	"meridian.internal/shared/rows"
+)
+
+// keepStatistics connects the engine to the makers of rows and of the iteration log that the sink asks for.
+func keepStatistics(cfg *engine.Config, s rows.Sink) error {
+	var each []func(*engine.Iteration)
+	if s.Interval > 0 {
+		c, err := stats.New(stats.Options{
+			Interval: s.Interval, KVInterval: s.KVInterval, MaxActive: cfg.MaxBatchSize, Put: s.Put, Memory: s.Memory,
+		})
+		if err != nil {
+			return err
+		}
+		each = append(each, c.Iterated)
+		cfg.OnIdle, cfg.RequestStates = c.Idled, s.RequestStats
+	}
+	if s.Log != nil {
+		each = append(each, (&stats.Log{Max: cfg.MaxBatchSize, Write: s.Log}).Iterated)
+	}
+	switch len(each) {
+	case 0:
+	case 1:
+		cfg.OnIteration = each[0]
+	default:
+		cfg.OnIteration = func(it *engine.Iteration) {
+			for _, f := range each {
+				f(it)
+			}
+		}
+	}
+	return nil
+}
+
+// Static is what the rows of the engine have in common.
+func (d *Device) Static(node, clockID string) rows.Static {
+	cfg := d.Engine.Config()
+	s := rows.Static{
+		Node: node, ClockID: clockID, Mode: "non_overlap", MaxBatchSize: int64(cfg.MaxBatchSize), MaxNumTokens: int64(cfg.MaxNumTokens),
+		TokensPerBlock: int64(d.Info.TokensPerBlock), BlockBytes: int64(d.Info.TokensPerBlock * d.Info.KVBytes(0, d.Info.Layers)),
+		Window: int64(d.Info.ContextLen), Tier: "host",
+	}
+	if cfg.Overlap {
+		s.Mode = "overlap"
+	}
+	if d.Info.Device == "cuda" {
+		s.Tier = "gpu"
+	}
+	return s
+}
