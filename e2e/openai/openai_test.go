@@ -2,8 +2,12 @@ package openai
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
-	"strings"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -13,22 +17,27 @@ import (
 	"meridian.internal/e2e/cluster"
 )
 
-const (
-	model  = "meridian-tiny"
-	prompt = "Once upon a time, there was a"
-	tokens = 24
-)
+const model = "meridian-tiny"
 
-// start starts one node of each role and gives a client of the router.
-func start(t *testing.T) *openai.Client {
+// up starts a cluster with one router for each schedule.
+func up(t *testing.T, schedules ...string) *cluster.Cluster {
 	t.Helper()
+	if os.Getenv("MERIDIAN_TEST_BIN") == "" {
+		dir, err := filepath.Abs("../../bin")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("MERIDIAN_TEST_BIN", dir)
+	}
 	bin, err := cluster.Binaries()
 	if err != nil {
-		t.Skip("needs the built binaries (make test sets MERIDIAN_TEST_BIN): " + err.Error())
+		t.Skip("the binaries are not built: make build")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	c, err := cluster.Start(ctx, cluster.Config{Bin: bin, Dir: t.TempDir(), Ctx: 1, Gen: 1, NoClocksync: true})
+	c, err := cluster.Start(ctx, cluster.Config{
+		Bin: bin, Dir: t.TempDir(), Ctx: 1, Gen: 1, Schedules: schedules, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,127 +46,119 @@ func start(t *testing.T) *openai.Client {
 			t.Error(err)
 		}
 	})
-	cl := openai.NewClient(option.WithBaseURL(c.URL()+"/v1"), option.WithAPIKey("none"), option.WithMaxRetries(0))
-	return &cl
+	return c
 }
 
-// TestOpenAIClient asks for the same text four ways; greedy answers are the same with and without a stream.
+func dial(c *cluster.Process) openai.Client {
+	return openai.NewClient(option.WithBaseURL(c.URL+"/v1/"), option.WithAPIKey("none"), option.WithMaxRetries(0), option.WithRequestTimeout(time.Minute))
+}
+
 func TestOpenAIClient(t *testing.T) {
-	cl := start(t)
-	t.Run("models are listed", func(t *testing.T) { models(t, cl) })
-	t.Run("a completion streamed is the completion", func(t *testing.T) { completions(t, cl) })
-	t.Run("a chat streamed is the chat", func(t *testing.T) { chats(t, cl) })
-	t.Run("several choices come apart", func(t *testing.T) { choices(t, cl) })
-	t.Run("an error is the library's error", func(t *testing.T) { refused(t, cl) })
-}
-
-func models(t *testing.T, cl *openai.Client) {
-	page, err := cl.Models.List(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(page.Data) != 1 || page.Data[0].ID != model {
-		t.Errorf("models %+v, want %s", page.Data, model)
-	}
-}
-
-func completions(t *testing.T, cl *openai.Client) {
-	params := openai.CompletionNewParams{
-		Model: model, Prompt: openai.CompletionNewParamsPromptUnion{OfString: openai.String(prompt)},
-		MaxTokens: openai.Int(tokens), Temperature: openai.Float(0),
-	}
-	whole, err := cl.Completions.New(t.Context(), params)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(whole.Choices) != 1 || whole.Choices[0].Text == "" || whole.Usage.CompletionTokens != tokens || whole.Choices[0].FinishReason != "length" {
-		t.Errorf("answer %s", whole.RawJSON())
-	}
-	params.StreamOptions.IncludeUsage = openai.Bool(true)
-	stream := cl.Completions.NewStreaming(t.Context(), params)
-	defer stream.Close()
-	text, finish, usage, chunks := "", "", int64(0), 0
-	for stream.Next() {
-		chunk := stream.Current()
-		if len(chunk.Choices) > 0 {
-			chunks++
-			text += chunk.Choices[0].Text
-			finish += string(chunk.Choices[0].FinishReason)
+	c := dial(up(t).Routers[0])
+	t.Run("lists the model", func(t *testing.T) {
+		page, err := c.Models.List(t.Context())
+		if err != nil || len(page.Data) != 1 || page.Data[0].ID != model {
+			t.Errorf("models %+v, %v", page, err)
 		}
-		usage += chunk.Usage.CompletionTokens
-	}
-	if err := stream.Err(); err != nil {
-		t.Fatal(err)
-	}
-	if text != whole.Choices[0].Text || finish != "length" || usage != tokens || chunks < 2 {
-		t.Errorf("streamed %q, finish %q, usage %d, %d chunks; whole %q", text, finish, usage, chunks, whole.Choices[0].Text)
-	}
-}
-
-func chats(t *testing.T, cl *openai.Client) {
-	params := openai.ChatCompletionNewParams{
-		Model: model, MaxTokens: openai.Int(tokens), Temperature: openai.Float(0),
-		Messages: []openai.ChatCompletionMessageParamUnion{
-			openai.SystemMessage("You tell stories."), openai.UserMessage("Tell me of a dog named Max."),
-		},
-	}
-	whole, err := cl.Chat.Completions.New(t.Context(), params)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(whole.Choices) != 1 || whole.Choices[0].Message.Role != "assistant" || whole.Usage.PromptTokens == 0 {
-		t.Errorf("answer %s", whole.RawJSON())
-	}
-	params.StreamOptions.IncludeUsage = openai.Bool(true)
-	stream := cl.Chat.Completions.NewStreaming(t.Context(), params)
-	defer stream.Close()
-	var all openai.ChatCompletionAccumulator
-	for stream.Next() {
-		if !all.AddChunk(stream.Current()) {
-			t.Fatalf("the library cannot add chunk %s", stream.Current().RawJSON())
-		}
-	}
-	if err := stream.Err(); err != nil {
-		t.Fatal(err)
-	}
-	if len(all.Choices) != 1 || all.Choices[0].Message.Content != whole.Choices[0].Message.Content ||
-		all.Choices[0].FinishReason != whole.Choices[0].FinishReason || all.Usage.TotalTokens != whole.Usage.TotalTokens {
-		t.Errorf("streamed %+v %+v\nwhole %s", all.Choices, all.Usage, whole.RawJSON())
-	}
-}
-
-func choices(t *testing.T, cl *openai.Client) {
-	stream := cl.Completions.NewStreaming(t.Context(), openai.CompletionNewParams{
-		Model: model, Prompt: openai.CompletionNewParamsPromptUnion{OfArrayOfStrings: []string{prompt, "Lily and her mom"}},
-		MaxTokens: openai.Int(8), N: openai.Int(2), Seed: openai.Int(7),
 	})
+	chat := openai.ChatCompletionNewParams{
+		Model: model, Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage("Tell me a story.")},
+		MaxCompletionTokens: openai.Int(24), Temperature: openai.Float(0), Seed: openai.Int(7),
+	}
+	var whole *openai.ChatCompletion
+	t.Run("chats", func(t *testing.T) {
+		var err error
+		if whole, err = c.Chat.Completions.New(t.Context(), chat); err != nil {
+			t.Fatal(err)
+		}
+		if len(whole.Choices) != 1 || whole.Choices[0].Message.Content == "" || whole.Usage.CompletionTokens == 0 || whole.Choices[0].FinishReason == "" {
+			t.Errorf("answer %s", whole.RawJSON())
+		}
+	})
+	t.Run("streams the same chat", func(t *testing.T) { streamChat(t, c, chat, whole) })
+	t.Run("completes several prompts n times", func(t *testing.T) {
+		res, err := c.Completions.New(t.Context(), openai.CompletionNewParams{
+			Model: model, N: openai.Int(2), MaxTokens: openai.Int(6), Seed: openai.Int(3), Temperature: openai.Float(1),
+			Prompt: openai.CompletionNewParamsPromptUnion{OfArrayOfStrings: []string{"Once upon a time", "One day"}},
+		})
+		if err != nil || len(res.Choices) != 4 {
+			t.Fatalf("%v, %v", res, err)
+		}
+		for i, choice := range res.Choices {
+			if choice.Index != int64(i) || choice.FinishReason == "" {
+				t.Errorf("choice %d: %s", i, choice.RawJSON())
+			}
+		}
+	})
+	t.Run("understands an error", func(t *testing.T) {
+		bad := chat
+		bad.Model = "nothing"
+		_, err := c.Chat.Completions.New(t.Context(), bad)
+		var api *openai.Error
+		if !errors.As(err, &api) || api.StatusCode != 404 || api.Message == "" {
+			t.Errorf("error %v, want a 404 with a message", err)
+		}
+	})
+}
+
+func streamChat(t *testing.T, c openai.Client, chat openai.ChatCompletionNewParams, whole *openai.ChatCompletion) {
+	chat.StreamOptions = openai.ChatCompletionStreamOptionsParam{IncludeUsage: openai.Bool(true)}
+	stream := c.Chat.Completions.NewStreaming(t.Context(), chat)
 	defer stream.Close()
-	texts, finished := map[int64]string{}, map[int64]bool{}
+	acc := openai.ChatCompletionAccumulator{}
 	for stream.Next() {
-		for _, c := range stream.Current().Choices {
-			texts[c.Index] += c.Text
-			finished[c.Index] = finished[c.Index] || c.FinishReason != ""
+		if !acc.AddChunk(stream.Current()) {
+			t.Fatalf("chunk does not fit: %s", stream.Current().RawJSON())
 		}
 	}
 	if err := stream.Err(); err != nil {
 		t.Fatal(err)
 	}
-	for i := range int64(4) {
-		if texts[i] == "" || !finished[i] {
-			t.Errorf("choice %d: %q, finished %v", i, texts[i], finished[i])
-		}
+	if whole == nil {
+		t.Fatal("there is no whole answer to compare with")
 	}
-	if texts[0] == texts[1] {
-		t.Errorf("two choices of one prompt are the same: %q", texts[0])
+	if len(acc.Choices) != 1 || acc.Choices[0].Message.Content != whole.Choices[0].Message.Content {
+		t.Errorf("streamed %+v, whole answer was %+v", acc.Choices, whole)
+	}
+	if acc.Usage.CompletionTokens != whole.Usage.CompletionTokens {
+		t.Errorf("usage %+v, whole answer had %+v", acc.Usage, whole.Usage)
 	}
 }
 
-func refused(t *testing.T, cl *openai.Client) {
-	_, err := cl.Chat.Completions.New(t.Context(), openai.ChatCompletionNewParams{
-		Model: "nobody", Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage("hi")},
-	})
-	var api *openai.Error
-	if !errors.As(err, &api) || api.StatusCode != 404 || api.Param != "model" || !strings.Contains(api.Message, "nobody") {
-		t.Errorf("error %v, want a 404 that names the model", err)
+// generation is one entry of the model's golden file.
+type generation struct {
+	Name      string  `json:"name"`
+	PromptIDs []int64 `json:"prompt_ids"`
+	Greedy    []int32 `json:"greedy_ids"`
+	Text      string  `json:"greedy_text"`
+}
+
+func TestGoldenTextsInEveryServingStyle(t *testing.T) {
+	b, err := os.ReadFile("../../gpu/model/meridian-tiny/golden.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var golden struct{ Generation []generation }
+	if err := json.Unmarshal(b, &golden); err != nil || len(golden.Generation) == 0 {
+		t.Fatalf("%d generations, %v", len(golden.Generation), err)
+	}
+	styles := []string{"generation_first", "context_first", "aggregated"}
+	cl := up(t, styles...)
+	for i, style := range styles {
+		c := dial(cl.Routers[i])
+		for _, g := range golden.Generation {
+			t.Run(style+" "+g.Name, func(t *testing.T) {
+				res, err := c.Completions.New(t.Context(), openai.CompletionNewParams{
+					Model: model, MaxTokens: openai.Int(int64(len(g.Greedy))), Temperature: openai.Float(0),
+					Prompt: openai.CompletionNewParamsPromptUnion{OfArrayOfTokens: g.PromptIDs},
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := res.Choices[0].Text; got != g.Text {
+					t.Errorf("text %q, want %q", got, g.Text)
+				}
+			})
+		}
 	}
 }
