@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -107,6 +108,7 @@ func (p *program) parse(cli any, c *common) (*kong.Context, error) {
 	}
 	k, err := kong.New(cli, kong.Name(p.name), kong.Description(about), kong.Embed(c), p.vars, kong.DefaultEnvars("MERIDIAN"),
 		kong.Writers(p.stdout, p.stderr), kong.Exit(func(code int) { panic(exitRequest(code)) }),
+		kong.ValueFormatter(explain),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 120}))
 	if err != nil {
 		return nil, fmt.Errorf("options of %s: %w", p.name, err)
@@ -122,6 +124,18 @@ func (p *program) parse(cli any, c *common) (*kong.Context, error) {
 		}
 	}
 	return k.Parse(p.args)
+}
+
+// explain is the help of an option with its default where a placeholder hides it, and its environment variable.
+func explain(v *kong.Value) string {
+	text := v.Help
+	if v.Tag.PlaceHolder != "" && v.HasDefault && v.Default != "" && !strings.Contains(text, v.Default) {
+		text = strings.TrimSuffix(text, ".") + ". Default: " + v.Default
+	}
+	if len(v.Tag.Envs) > 0 {
+		text = strings.TrimSuffix(text, ".") + " ($" + strings.Join(v.Tag.Envs, ", $") + ")."
+	}
+	return text
 }
 
 func (p *program) start(ctx context.Context, kctx *kong.Context, c common) error {

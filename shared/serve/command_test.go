@@ -17,7 +17,7 @@ import (
 
 // tool is a program whose Run prints its options.
 type tool struct {
-	Listen string        `help:"Address." default:"127.0.0.1:0"`
+	Listen string        `help:"Address." default:"127.0.0.1:0" placeholder:"HOST:PORT"`
 	Nodes  []string      `help:"Nodes." sep:"none"`
 	Batch  int           `help:"Sequences in a step." default:"8"`
 	Wait   time.Duration `help:"How long." default:"3s"`
@@ -72,6 +72,7 @@ func TestCommandLine(t *testing.T) {
 		{"a file that is not there is refused", "", []string{"--config", "/nowhere.yaml"}, 2, "--config"},
 		{"an error chooses its exit code", "", []string{"--fail"}, 7, "tool: broken"},
 		{"help says default, variable and subcommand", "", []string{"--help"}, 0, "MERIDIAN_BATCH"},
+		{"help says a default that a placeholder hides", "", []string{"--help"}, 0, "127.0.0.1:0"},
 		{"version", "", []string{"--version"}, 0, "tool "},
 		{"a health check of nothing fails", "", []string{"healthcheck"}, 1, "http://127.0.0.1:1/healthz"},
 	}
