@@ -1,0 +1,2 @@
+// Package imports holds the test of what each module may import. It holds nothing else.
+package imports
