@@ -11,6 +11,7 @@ import (
 	"meridian.internal/gpu/cpu"
 	"meridian.internal/gpu/engine"
 	"meridian.internal/gpu/model"
+	"meridian.internal/gpu/profile"
 	"meridian.internal/gpu/sim"
 	"meridian.internal/shared/token"
 )
@@ -68,6 +69,7 @@ func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) 
 		MaxBatchSize: o.MaxBatchSize, MaxNumTokens: o.MaxNumTokens, MaxWaiting: o.MaxWaiting, Overlap: o.Overlap,
 		PrefixReuse: o.PrefixReuse, EOS: d.Model.Config.EOS, Now: now, Logger: log, MaxStepRecords: o.Sink.MaxStepRecords,
 		ExportDeadline: holdLimit, ReserveDeadline: holdLimit,
+		Profile: &profile.Options{Name: o.Sink.Node, Dir: o.ProfileDir, Windows: o.ProfileStartStop},
 	}
 	if err := keepStatistics(&cfg, o.Sink); err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"meridian.internal/gpu/engine"
+	"meridian.internal/gpu/profile"
 	"meridian.internal/shared/rows"
 )
 
@@ -31,6 +32,9 @@ type Options struct {
 	Overlap        bool   `help:"Prepare the next step while the device runs one." default:"true" negatable:""`
 	PrefixReuse    bool   `help:"Reuse the KV of prompts that begin alike." default:"true" negatable:""`
 	Sim            Sim    `embed:"" prefix:"sim-"`
+
+	ProfileStartStop string `help:"Iterations to profile, such as 10-20,30." placeholder:"RANGES"`
+	ProfileDir       string `help:"Folder of profiles that name none. Empty: the working folder." type:"path" placeholder:"DIR"`
 
 	Sink rows.Sink `kong:"-"` // where statistics of iterations go, and which
 }
@@ -85,6 +89,9 @@ func (o *Options) Validate() error {
 		if f.value < f.min {
 			return fmt.Errorf("%s %d: must be at least %d", f.option, f.value, f.min)
 		}
+	}
+	if _, err := profile.ParseRanges(o.ProfileStartStop); err != nil {
+		return fmt.Errorf("--profile-start-stop: %w", err)
 	}
 	switch {
 	case o.MaxNumTokens < o.MaxBatchSize:

@@ -21,6 +21,7 @@ import (
 
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/kv"
+	"meridian.internal/gpu/profile"
 	"meridian.internal/gpu/sched"
 	"meridian.internal/shared/blockhash"
 	"meridian.internal/shared/infer"
@@ -47,6 +48,7 @@ type Config struct {
 	OnIteration     func(*Iteration)    // called on the engine's goroutine after each step; nil costs nothing
 	OnIdle          func(*Iteration)    // called there when nothing is left to run, with what was counted since the last step
 	RequestStates   bool                // OnIteration is told the state of every request
+	Profile         *profile.Options    // nil: no profile windows
 }
 
 func (c *Config) setDefaults(info backend.Info) {
@@ -92,6 +94,7 @@ type Engine struct {
 	cfg  Config
 	b    backend.Backend
 	info backend.Info
+	prof *profile.Profiler // nil: none
 
 	// Owned by the goroutine of Run.
 	pool      *kv.Pool
@@ -138,6 +141,14 @@ func New(cfg Config, b backend.Backend) (*Engine, error) {
 	e.sched = sched.New(sched.Config{
 		MaxBatchSize: cfg.MaxBatchSize, MaxNumTokens: cfg.MaxNumTokens, PrefixReuse: cfg.PrefixReuse, OnAdmit: e.admitted,
 	}, e.pool)
+	if cfg.Profile != nil {
+		o := *cfg.Profile
+		o.Logger, o.Lives = cfg.Logger, e.lives
+		var err error
+		if e.prof, err = profile.New(o); err != nil {
+			return nil, err
+		}
+	}
 	for range e.depth() {
 		e.idle = append(e.idle, new(flight))
 	}
@@ -247,6 +258,9 @@ func (e *Engine) stop(cause error) error {
 	}
 	e.publishLoad()
 	e.idled()
+	if e.prof != nil {
+		e.prof.Close()
+	}
 	close(e.stopped)
 	return cause
 }

@@ -229,6 +229,7 @@ func (e *Engine) end(s *Sequence, done infer.Done, last []infer.Token) {
 	if !s.req.Probe {
 		e.interval.count(done.Reason)
 	}
+	e.traceRequest(s, done.Reason)
 	s.deliver(last, &done)
 }
 

@@ -17,6 +17,7 @@ type flight struct {
 	exports []written
 	builtNS int64
 	counts  Batch
+	traced  traced
 }
 
 // written is an entry whose KV a transfer waits for.
@@ -28,6 +29,10 @@ type written struct {
 // submit plans a step and gives it to the device; false if there is nothing to run now.
 func (e *Engine) submit() bool {
 	f := e.idle[len(e.idle)-1]
+	planNS := int64(0)
+	if e.prof.Planning() {
+		planNS = e.cfg.Now()
+	}
 	items, preempted := e.sched.Next(f.items[:0])
 	f.items = items
 	now := e.cfg.Now()
@@ -45,7 +50,11 @@ func (e *Engine) submit() bool {
 	f.builtNS = now
 	e.build(f)
 	e.countBatch(f)
+	e.trace(f, planNS)
 	f.step = e.b.Submit(&f.batch)
+	if f.traced.on {
+		f.traced.submitNS = e.cfg.Now()
+	}
 	e.flights = append(e.flights, f)
 	return true
 }
@@ -125,6 +134,7 @@ func (e *Engine) collect() error {
 			e.advance(s, it, f, i, now)
 		}
 	}
+	e.traceEnd(f, now)
 	e.iterated(f, now)
 	e.idle = append(e.idle, f)
 	return e.countFailure(f.step)

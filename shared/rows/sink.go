@@ -3,9 +3,10 @@ package rows
 // Sink is what the owner of a ledger asks an engine for. The functions are called on the engine's goroutine and must not
 // block.
 type Sink struct {
-	Interval       int // a row of every so many iterations; 0: no rows
-	KVInterval     int // KV statistics of every so many: a multiple of Interval
-	MaxStepRecords int // decode steps kept of a request that asks for them
+	Node           string // whose it is, in traces
+	Interval       int    // a row of every so many iterations; 0: no rows
+	KVInterval     int    // KV statistics of every so many: a multiple of Interval
+	MaxStepRecords int    // decode steps kept of a request that asks for them
 	RequestStats   bool
 	Put            func(*Row)
 	Memory         func() Memory     // nil: unknown

@@ -46,7 +46,7 @@ func (d *Daemon) openLedgers(gpus func() ([]hardware.GPU, error)) error {
 		return fmt.Errorf("register metrics of the hardware: %w", err)
 	}
 	s := rows.Sink{
-		Interval: f.IterStatsInterval, KVInterval: f.KVStatsInterval, MaxStepRecords: f.MaxStepRecords, RequestStats: f.IterReqStats,
+		Node: d.Name, Interval: f.IterStatsInterval, KVInterval: f.KVStatsInterval, MaxStepRecords: f.MaxStepRecords, RequestStats: f.IterReqStats,
 		Memory: d.Hardware.Memory,
 	}
 	if f.IterLog {

@@ -47,6 +47,7 @@ type Options struct {
 	Kind       func(err error) string                  // kind of an engine's error (gpu/device), "" for others; nil: all are others
 	Publish    func(*phase.Record, *infer.Steps) error // nil: records are not kept
 	Ledger     *ledger.Ledger                          // nil: none is kept
+	Profiler   Profiler                                // nil: no profile windows
 	// ReturnPerfMetrics keeps the steps of every request, not only of those that ask.
 	ReturnPerfMetrics bool
 	KVAddr            string               // "host:port" of the KV listener; "": none
@@ -97,6 +98,10 @@ func (n *Node) Routes(e *echo.Echo) {
 	e.GET("/health", n.health)
 	e.GET("/server_info", n.serverInfo)
 	n.o.Ledger.Routes(e)
+	if n.o.Profiler != nil {
+		e.POST("/start_profile", n.startProfile)
+		e.POST("/stop_profile", n.stopProfile)
+	}
 	e.GET("/tokenizer", n.tokenizer)
 	offset := echo.WrapHandler(clock.OffsetHandler(n.o.Steady, n.o.Adjusted))
 	e.GET(clock.OffsetPath, offset)

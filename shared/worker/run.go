@@ -97,6 +97,7 @@ func (d *Daemon) face(p *Parts) (*Node, error) {
 	o.Registry, o.Load, o.Logger, o.Version = d.Metrics, p.Engine.Load, d.log, serve.Version()
 	o.Healthy, o.Publish = d.healthy, d.publisher()
 	o.Ledger, o.ReturnPerfMetrics = d.Ledger, d.flags.ReturnPerfMetrics
+	o.Profiler, _ = p.Engine.(Profiler)
 	n, err := New(*o)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,66 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/labstack/echo/v4"
+
+	"meridian.internal/shared/api"
+	"meridian.internal/shared/rows"
+)
+
+// Profiler opens and ends profile windows. *engine.Engine is one.
+type Profiler interface {
+	// StartProfile answers once the window is scheduled, or why it cannot be.
+	StartProfile(ctx context.Context, r rows.ProfileRequest) (rows.ProfileWindow, error)
+	// StopProfile ends the window and waits for its files.
+	StopProfile(ctx context.Context) ([]string, error)
+}
+
+// maxProfileBody bounds the body of POST /start_profile.
+const maxProfileBody = 64 << 10
+
+// startProfile is POST /start_profile.
+func (n *Node) startProfile(c echo.Context) error {
+	var r rows.ProfileRequest
+	d := json.NewDecoder(io.LimitReader(c.Request().Body, maxProfileBody))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&r); err != nil && !errors.Is(err, io.EOF) { // all is optional
+		return api.Invalid("body", "the body is no profile request: %v", err)
+	}
+	w, err := n.o.Profiler.StartProfile(c.Request().Context(), r)
+	if err != nil {
+		return profileError(err)
+	}
+	return c.JSON(http.StatusOK, struct {
+		Status string `json:"status"`
+		rows.ProfileWindow
+	}{"scheduled", w})
+}
+
+// stopProfile is POST /stop_profile.
+func (n *Node) stopProfile(c echo.Context) error {
+	files, err := n.o.Profiler.StopProfile(c.Request().Context())
+	if err != nil {
+		return profileError(err)
+	}
+	if files == nil {
+		return c.JSON(http.StatusOK, map[string]any{"status": "cancelled", "files": []string{}})
+	}
+	return c.JSON(http.StatusOK, map[string]any{"status": "written", "files": files})
+}
+
+func profileError(err error) *api.Error {
+	e := &api.Error{Code: http.StatusServiceUnavailable, Type: api.TypeUnavailable, Stage: "profile", Message: err.Error()}
+	switch {
+	case errors.Is(err, rows.ErrProfileInvalid):
+		e.Code, e.Type = http.StatusBadRequest, api.TypeInvalid
+	case errors.Is(err, rows.ErrProfileBusy), errors.Is(err, rows.ErrProfileNone):
+		e.Code, e.Type = http.StatusConflict, api.TypeInvalid
+	}
+	return e
+}
