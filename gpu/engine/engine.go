@@ -106,6 +106,7 @@ type Engine struct {
 	deadline  int64 // the earliest of anything, 0 for none
 	failures  int   // failed steps in a row
 	interval  Iteration
+	log       batchLog
 	missed    int64 // of the pool's totals, as of the last admission
 	eventSeq  int64
 	timer     *time.Timer

@@ -102,23 +102,25 @@ func (e *Engine) activated(s *Sequence) {
 	e.interval.CachedTokens += s.report.CachedTokens
 }
 
-// countBatch fills in what the batch of a step holds and what is left out.
-func (e *Engine) countBatch(f *flight) {
+// item counts an entry of the batch.
+func (c *Batch) item(it *sched.Item, s *Sequence) {
+	c.BatchSize++
+	if it.KVLen < s.target {
+		c.ContextSeqs++
+		c.ContextTokens += it.Tokens
+		c.ContextKVTokens += it.KVLen
+	} else {
+		c.DecodeSeqs++
+		c.DecodeKVTokens += it.KVLen
+	}
+}
+
+// countLeft counts what is left out of the batch of a step.
+func (e *Engine) countLeft(f *flight) {
 	if e.cfg.OnIteration == nil {
 		return
 	}
-	c := Batch{BatchSize: len(f.items)}
-	for i := range f.items {
-		it := &f.items[i]
-		if it.KVLen < it.Seq.Data.(*Sequence).target {
-			c.ContextSeqs++
-			c.ContextTokens += it.Tokens
-			c.ContextKVTokens += it.KVLen
-		} else {
-			c.DecodeSeqs++
-			c.DecodeKVTokens += it.KVLen
-		}
-	}
+	c := &f.counts
 	for _, q := range e.sched.Waiting() {
 		c.countWaiting(q)
 	}
@@ -129,7 +131,6 @@ func (e *Engine) countBatch(f *flight) {
 			}
 		}
 	}
-	f.counts = c
 }
 
 func (c *Batch) countWaiting(q *sched.Seq) {

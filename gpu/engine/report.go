@@ -70,10 +70,11 @@ func (s *Sequence) record(it sched.Item, f *flight, now int64) {
 		return
 	}
 	if s.steps != nil {
-		s.steps.add(step{
-			iter: f.batch.Iter, forwardStart: st.ForwardStartNS, forwardEnd: st.ForwardEndNS, sampleEnd: st.SampleEndNS, token: now,
-			step: int32(s.step), kv: int32(it.KVLen), batch: int32(len(f.items)), tokens: int32(it.Tokens),
-		})
+		if !f.logged {
+			f.logged = true
+			s.e.log.add(batchEntry{iter: f.batch.Iter, st: *st, token: now, size: int64(len(f.items))})
+		}
+		s.steps.add(&s.e.log, s.step, it.KVLen, it.Tokens)
 	}
 	if it.Sample {
 		s.step++

@@ -18,6 +18,7 @@ type flight struct {
 	builtNS int64
 	counts  Batch
 	traced  traced
+	logged  bool // in the log of steps
 }
 
 // written is an entry whose KV a transfer waits for.
@@ -49,7 +50,7 @@ func (e *Engine) submit() bool {
 	e.iter++
 	f.builtNS = now
 	e.build(f)
-	e.countBatch(f)
+	e.countLeft(f)
 	e.trace(f, planNS)
 	f.step = e.b.Submit(&f.batch)
 	if f.traced.on {
@@ -62,10 +63,15 @@ func (e *Engine) submit() bool {
 // build turns the plan into a batch.
 func (e *Engine) build(f *flight) {
 	f.batch = backend.Batch{Iter: e.iter, Assign: f.batch.Assign[:0], Entries: f.batch.Entries[:0]}
-	f.logits, f.exports = f.logits[:0], f.exports[:0]
+	f.logits, f.exports, f.logged = f.logits[:0], f.exports[:0], false
+	f.counts = Batch{}
+	counting := e.cfg.OnIteration != nil
 	for _, it := range f.items {
 		s := it.Seq.Data.(*Sequence)
 		e.scheduled(s, it, f.builtNS)
+		if counting {
+			f.counts.item(&it, s)
+		}
 		if it.First {
 			f.batch.Assign = append(f.batch.Assign, s.assign())
 		}

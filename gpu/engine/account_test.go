@@ -1,0 +1,158 @@
+package engine
+
+import (
+	"runtime"
+	"slices"
+	"testing"
+
+	"meridian.internal/gpu/backend"
+	"meridian.internal/gpu/sched"
+	"meridian.internal/gpu/sim"
+	"meridian.internal/shared/infer"
+)
+
+// batchOf makes a step of n decoding sequences that keep their steps.
+func batchOf(e *Engine, n int) *flight {
+	f := &flight{step: backend.NewStep(1)}
+	for range n {
+		s := &Sequence{e: e, steps: &stepLog{max: 4096}, req: infer.Request{Prompt: []int32{1}}}
+		s.q = sched.Seq{Tokens: make([]int32, 100), Data: s}
+		s.report.OutputTokens = 5
+		f.items = append(f.items, sched.Item{Seq: &s.q, KVLen: 99, Tokens: 1, Sample: true})
+	}
+	return f
+}
+
+// BenchmarkAccounting is what the ledgers add to a step on the engine's goroutine, at 256 sequences: the counts of the
+// batch, a step record for each request, and the report of the iteration. What rows and metrics add is in gpu/stats and
+// shared/ledger.
+func BenchmarkAccounting(b *testing.B) {
+	d, err := sim.New(sim.Config{Now: clock()})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer d.Close()
+	e, err := New(Config{Now: clock(), OnIteration: func(*Iteration) {}}, d)
+	if err != nil {
+		b.Fatal(err)
+	}
+	const n = 256
+	f := batchOf(e, n)
+	b.ReportAllocs()
+	i := int64(0)
+	for b.Loop() {
+		i++
+		f.batch.Iter = i
+		f.counts, f.logged = Batch{}, false
+		for k := range f.items {
+			s := f.items[k].Seq.Data.(*Sequence)
+			f.counts.item(&f.items[k], s)
+			if s.steps.n == s.steps.max { // requests end
+				s.steps = &stepLog{max: 4096}
+			}
+			f.items[k].KVLen++
+			s.record(f.items[k], f, i)
+		}
+		e.countLeft(f)
+		e.iterated(f, i)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N), "ns/step")
+}
+
+// TestStepRecordsAreSmall keeps 4,000 steps of 512 requests that run at the same time; once they take their turns, so that
+// no two steps of a request follow each other.
+func TestStepRecordsAreSmall(t *testing.T) {
+	const requests, steps, limit = 512, 4000, 256 << 10
+	for _, turns := range []bool{false, true} {
+		logs := make([]stepLog, requests)
+		before := heap()
+		var b batchLog
+		for k := range steps {
+			b.add(batchEntry{iter: int64(k)})
+			if turns {
+				b.add(batchEntry{iter: int64(k)})
+			}
+			for i := range logs {
+				logs[i].max = 8192
+				logs[i].add(&b, k, k, 1)
+			}
+		}
+		each := (heap() - before) / requests
+		if each > limit {
+			t.Errorf("turns %v: %d bytes a request, want at most %d", turns, each, limit)
+		} else {
+			t.Logf("turns %v: %d bytes a request of %d steps", turns, each, steps)
+		}
+		runtime.KeepAlive(logs)
+	}
+}
+
+func heap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+func TestStepRecordsKeepWhatTheyAreGiven(t *testing.T) {
+	type row struct{ step, kv, tokens int }
+	var given []row
+	var iters []int64
+	var b batchLog
+	l := stepLog{max: 3*pageEntries + 5}
+	for i := range 4 * pageEntries {
+		b.add(batchEntry{int64(i), backend.Stamps{ForwardStartNS: int64(i) + 1, ForwardEndNS: int64(i) + 2, SampleEndNS: int64(i) + 3}, int64(i) + 4, int64(i) + 5})
+		if i%97 == 13 || i < 20 && i%2 == 0 { // not in this batch
+			continue
+		}
+		r := row{len(given), 50 + len(given), 1}
+		if i%200 == 150 { // computed anew after a preemption
+			r.kv, r.tokens = 10, 40
+		}
+		l.add(&b, r.step, r.kv, r.tokens)
+		given, iters = append(given, r), append(iters, int64(i))
+	}
+	c := l.columns()
+	if len(c.Step) != l.max || int(c.Truncated) != len(given)-l.max {
+		t.Fatalf("%d steps, %d truncated of %d", len(c.Step), c.Truncated, len(given))
+	}
+	for i := range l.max {
+		at := iters[i]
+		got := []int64{c.Iter[i], c.ForwardStartNS[i], c.ForwardEndNS[i], c.SampleEndNS[i], c.TokenNS[i], int64(c.BatchSize[i])}
+		if !slices.Equal(got, []int64{at, at + 1, at + 2, at + 3, at + 4, at + 5}) || (row{int(c.Step[i]), int(c.KVTokens[i]), int(c.Tokens[i])}) != given[i] {
+			t.Fatalf("step %d: %v, want that of %d, %+v", i, got, at, given[i])
+		}
+	}
+}
+
+// TestOffCostsNothing: without a listener nothing is counted and no clock is read.
+func TestOffCostsNothing(t *testing.T) {
+	d, err := sim.New(sim.Config{Now: clock()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	reads := 0
+	e, err := New(Config{Now: func() int64 { reads++; return 1 }}, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := batchOf(e, 4)
+	for i := range f.items {
+		f.items[i].Seq.Data.(*Sequence).steps = nil
+	}
+	reads = 0
+	allocs := testing.AllocsPerRun(100, func() {
+		e.countLeft(f)
+		e.trace(f, 0)
+		for k := range f.items {
+			f.items[k].Seq.Data.(*Sequence).record(f.items[k], f, 1)
+		}
+		e.traceEnd(f, 1)
+		e.iterated(f, 1)
+		e.idled()
+	})
+	if allocs != 0 || reads != 0 || f.counts != (Batch{}) {
+		t.Errorf("%v allocations, %d clock reads, counted %+v", allocs, reads, f.counts)
+	}
+}
