@@ -8,7 +8,8 @@ ARGS     ?=
 COMMANDS := ./router/cmd/router ./router/cmd/timeline ./ctxnode/cmd/ctxnode ./gennode/cmd/gennode \
             ./clocksync/cmd/clocksync ./e2e/cmd/localcluster ./e2e/cmd/loadgen
 # Packages whose tests run under the race detector: those in which goroutines meet.
-RACE     := ./shared/... ./clocksync/... ./gpu/engine/... ./gpu/kvwire/... ./gpu/kv/... ./gpu/sched/... ./gpu/sim/... \
+RACE     := ./shared/... ./clocksync/service/... ./clocksync/track/... ./clocksync/respond/... ./clocksync/probe/... \
+            ./clocksync/kernel/... ./clocksync/estimate/... ./clocksync/utc/... ./gpu/engine/... ./gpu/kvwire/... ./gpu/kv/... ./gpu/sched/... ./gpu/sim/... \
             ./ctxnode/... ./gennode/... ./router/...
 
 # Static binaries: no C compiler, and images from scratch.
@@ -53,8 +54,9 @@ bench: ## Run the benchmarks
 bench-openblas: ## Compare the matrix product with OpenBLAS (needs a C compiler and libopenblas-dev; says so when they are absent)
 	gpu/bench/openblas/run.sh
 
-clock-truth: ## Hold the clock estimator against simulated clocks whose truth is known
-	$(GO) run ./clocksync/cmd/clocktruth $(ARGS)
+clock-truth: ## Hold the clocks against simulated and real ones whose truth is known (needs root for the latter)
+	$(GO) run ./clocksync/cmd/clocktruth --seeds 100 $(ARGS)
+	MERIDIAN_CLOCK_TRUTH=1 $(GO) test -count=1 -v ./clocksync/truth
 
 golden: ## Write the golden files anew; read the diff
 	$(GO) test -count=1 ./shared/phase/... ./gpu/kvwire/... ./router/timeline/... -update

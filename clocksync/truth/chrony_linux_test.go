@@ -75,8 +75,8 @@ func (s ntpServer) feed(ctx context.Context, sock string) {
 }
 
 func TestUTCOfThreeServersOfWhichOneLiesIsCovered(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes half a minute")
+	if os.Getenv("MERIDIAN_CLOCK_TRUTH") == "" {
+		t.Skip("the script that feeds chronyd is only exact on a machine without other load: run make clock-truth")
 	}
 	if _, err := exec.LookPath("chronyd"); err != nil {
 		t.Skip("no chronyd here")
