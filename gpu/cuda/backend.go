@@ -1,0 +1,239 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"meridian.internal/gpu/backend"
+	"meridian.internal/gpu/model"
+)
+
+// ErrClosed is the error of steps and copies that were submitted after Close.
+var ErrClosed = errors.New("cuda: back end is closed")
+
+// Options sets up a back end. Zero values are the defaults.
+type Options struct {
+	GPU            int           // number of the card
+	TokensPerBlock int           // tokens of one KV block; default 32
+	KVBlocks       int           // KV blocks, allocated at once; default: enough for two full contexts
+	MaxSlots       int           // sequences that can hold a slot; default 64
+	Stage          backend.Stage // layers to own; default: all of the model
+	Deterministic  bool          // float32 and sums that do not depend on the batch, at a fraction of the speed
+	Now            func() int64  // the process's steady clock in ns; must be given
+}
+
+// Backend implements backend.Backend.
+type Backend struct {
+	info   backend.Info
+	card   string
+	steps  *queue[submission]
+	copies [2]*queue[copyJob] // out, in
+	now    func() int64
+	ended  sync.WaitGroup
+	mu     sync.Mutex // guards err
+	err    error      // of freeing the device
+}
+
+type submission struct {
+	batch *backend.Batch
+	step  *backend.Step
+}
+
+type copyJob struct {
+	regions []backend.Region
+	buf     []byte
+	copy    *backend.Copy
+}
+
+// New puts a model on a card. The model may be closed once New has returned.
+func New(m *model.Model, o Options) (*Backend, error) {
+	info, err := describe(m, &o)
+	if err != nil {
+		return nil, err
+	}
+	b := &Backend{info: info, steps: newQueue[submission](), copies: [2]*queue[copyJob]{newQueue[copyJob](), newQueue[copyJob]()}, now: o.Now}
+	opened := make(chan error, 1)
+	b.ended.Go(func() {
+		runtime.LockOSThread() // never unlocked: the thread, bound to the card, ends with the goroutine
+		b.launch(m, o, opened)
+	})
+	if err := <-opened; err != nil {
+		b.ended.Wait()
+		return nil, err
+	}
+	return b, nil
+}
+
+// describe fills the defaults of o and checks it.
+func describe(m *model.Model, o *Options) (backend.Info, error) {
+	c := &m.Config
+	o.TokensPerBlock = cmp.Or(o.TokensPerBlock, 32)
+	if o.TokensPerBlock > 0 {
+		o.KVBlocks = cmp.Or(o.KVBlocks, 2*((c.ContextLen+o.TokensPerBlock-1)/o.TokensPerBlock))
+	}
+	o.MaxSlots = cmp.Or(o.MaxSlots, 64)
+	if o.Stage == (backend.Stage{}) {
+		o.Stage.End = c.Layers
+	}
+	for _, f := range []struct {
+		name  string
+		value int
+	}{{"TokensPerBlock", o.TokensPerBlock}, {"KVBlocks", o.KVBlocks}, {"MaxSlots", o.MaxSlots}} {
+		if f.value < 1 {
+			return backend.Info{}, fmt.Errorf("cuda: option %s is %d; must be at least 1", f.name, f.value)
+		}
+	}
+	if o.Stage.First < 0 || o.Stage.First >= o.Stage.End || o.Stage.End > c.Layers {
+		return backend.Info{}, fmt.Errorf("cuda: stage of layers [%d, %d); the model has %d", o.Stage.First, o.Stage.End, c.Layers)
+	}
+	if o.Now == nil {
+		return backend.Info{}, errors.New("cuda: option Now is missing; must be the steady clock of the process")
+	}
+	if c.HeadSize > 256 || c.HeadSize%2 != 0 {
+		return backend.Info{}, fmt.Errorf("cuda: heads of %d elements; must be even and at most 256", c.HeadSize)
+	}
+	kv, numerics := "bf16", "cuda-bf16-cublaslt"
+	if o.Deterministic {
+		kv, numerics = "f32", "cuda-f32"
+	}
+	return backend.Info{
+		Device: "cuda", ModelHash: m.Hash, Vocab: c.Vocab, ContextLen: c.ContextLen, Layers: c.Layers, Stage: o.Stage,
+		Hidden: c.Hidden, KVHeads: c.KVHeads, HeadSize: c.HeadSize, KVType: kv, RoPE: c.RoPE.String(),
+		TokensPerBlock: o.TokensPerBlock, KVBlocks: o.KVBlocks, MaxSlots: o.MaxSlots, Numerics: numerics, DeviceClock: "mono",
+	}, nil
+}
+
+// Info implements backend.Backend.
+func (b *Backend) Info() backend.Info { return b.info }
+
+// Card is the name of the card.
+func (b *Backend) Card() string { return b.card }
+
+// Submit implements backend.Backend.
+func (b *Backend) Submit(batch *backend.Batch) *backend.Step {
+	s := backend.NewStep(batch.Iter)
+	if !b.steps.push(submission{batch, s}) {
+		s.Err = ErrClosed
+		s.Finish()
+	}
+	return s
+}
+
+// CopyOut implements backend.Backend.
+func (b *Backend) CopyOut(regions []backend.Region, dst []byte) *backend.Copy {
+	return b.copy(b.copies[0], regions, dst)
+}
+
+// CopyIn implements backend.Backend.
+func (b *Backend) CopyIn(regions []backend.Region, src []byte) *backend.Copy {
+	return b.copy(b.copies[1], regions, src)
+}
+
+func (b *Backend) copy(q *queue[copyJob], regions []backend.Region, buf []byte) *backend.Copy {
+	c := backend.NewCopy()
+	if !q.push(copyJob{regions, buf, c}) {
+		c.Err = ErrClosed
+		c.Finish()
+	}
+	return c
+}
+
+// Close implements backend.Backend.
+func (b *Backend) Close() error {
+	b.steps.close()
+	for _, q := range b.copies {
+		q.close()
+	}
+	b.ended.Wait()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.err
+}
+
+// launch is the launcher goroutine: it opens the device, starts its kin, queues steps, and frees all when they have ended.
+func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
+	c, err := openContext(o.GPU)
+	if err != nil {
+		opened <- err
+		return
+	}
+	d, err := newDevice(c, m, b.info, b.now)
+	if err != nil {
+		opened <- fmt.Errorf("%s: %w", c.name, errors.Join(err, c.close()))
+		return
+	}
+	b.card = c.name
+	ready, queued := make(chan *flight, flights), make(chan *flight, flights)
+	for range flights {
+		f, err := newFlight(c)
+		if err != nil {
+			opened <- err
+			return
+		}
+		ready <- f
+	}
+	opened <- nil
+	var kin sync.WaitGroup
+	kin.Go(func() { b.finish(c, ready, queued) })
+	for i, q := range b.copies {
+		kin.Go(func() { b.copyAll(c, d, q, i == 0) })
+	}
+	for s, ok := b.steps.pop(); ok; s, ok = b.steps.pop() {
+		f := <-ready // the finisher gives one back when the oldest step has ended
+		f.batch, f.step = s.batch, s.step
+		f.err = d.run(f)
+		queued <- f
+	}
+	close(queued)
+	kin.Wait()
+	close(ready)
+	errs := []error{}
+	for f := range ready {
+		errs = append(errs, f.close())
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.err = errors.Join(append(errs, b.err, d.close(), c.close())...)
+}
+
+// finish is the finisher goroutine.
+func (b *Backend) finish(c *context, ready chan<- *flight, queued <-chan *flight) {
+	runtime.LockOSThread()
+	err := c.current()
+	clock := &clock{now: b.now}
+	for f := range queued {
+		f.err = firstOf(f.err, err)
+		f.finish(b.info, clock)
+		f.batch, f.step = nil, nil
+		ready <- f
+	}
+}
+
+// copyAll is a copier's goroutine.
+func (b *Backend) copyAll(c *context, d *device, q *queue[copyJob], out bool) {
+	runtime.LockOSThread()
+	var k *copier
+	err := c.current()
+	if err == nil {
+		k, err = newCopier(c, d)
+	}
+	for j, ok := q.pop(); ok; j, ok = q.pop() {
+		j.copy.StartNS = b.now()
+		if j.copy.Err = err; err == nil {
+			j.copy.Err = k.run(j.regions, j.buf, out)
+		}
+		j.copy.EndNS = b.now()
+		j.copy.Finish()
+	}
+	if k != nil {
+		err = k.close()
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.err = errors.Join(b.err, err)
+}

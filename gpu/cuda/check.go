@@ -1,0 +1,100 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"fmt"
+
+	"meridian.internal/gpu/backend"
+)
+
+// check refuses a batch that would touch memory that is not there; nothing of it has run then.
+func (d *device) check(b *backend.Batch) error {
+	for _, a := range b.Assign {
+		if a.Slot < 0 || a.Slot >= len(d.slots) {
+			return fmt.Errorf("cuda: step %d assigns slot %d, there are %d", b.Iter, a.Slot, len(d.slots))
+		}
+		if a.Sampling.TopLogprobs > maxTop {
+			return fmt.Errorf("cuda: step %d asks for %d log probabilities of a token, at most %d can be had", b.Iter, a.Sampling.TopLogprobs, maxTop)
+		}
+	}
+	for _, c := range b.Copies {
+		if min(c.From, c.To) < 0 || int(max(c.From, c.To)) >= d.info.KVBlocks {
+			return fmt.Errorf("cuda: step %d copies KV block %d to %d, there are %d", b.Iter, c.From, c.To, d.info.KVBlocks)
+		}
+	}
+	rows := 0
+	d.step++
+	for i := range b.Entries {
+		e := &b.Entries[i]
+		if err := d.checkEntry(e); err != nil {
+			return fmt.Errorf("cuda: step %d, entry %d: %w", b.Iter, i, err)
+		}
+		if d.checked[e.Slot] == d.step {
+			return fmt.Errorf("cuda: step %d, entry %d: slot %d is in another entry too", b.Iter, i, e.Slot)
+		}
+		d.checked[e.Slot] = d.step
+		rows += e.Queries()
+	}
+	if d.info.Stage.First > 0 && len(b.Hidden) != rows*d.info.Hidden {
+		return fmt.Errorf("cuda: step %d has %d hidden values for %d rows of %d", b.Iter, len(b.Hidden), rows, d.info.Hidden)
+	}
+	return nil
+}
+
+func (d *device) checkEntry(e *backend.Entry) error {
+	q := e.Queries()
+	switch {
+	case e.Slot < 0 || e.Slot >= len(d.slots):
+		return fmt.Errorf("slot %d, there are %d", e.Slot, len(d.slots))
+	case q == 0:
+		return fmt.Errorf("slot %d has no query token", e.Slot)
+	case e.KVLen < 0 || e.KVLen+q > d.info.ContextLen:
+		return fmt.Errorf("positions [%d, %d), the context has %d", e.KVLen, e.KVLen+q, d.info.ContextLen)
+	case len(e.Blocks)*d.info.TokensPerBlock < e.KVLen+q:
+		return fmt.Errorf("%d KV blocks of %d tokens for %d positions", len(e.Blocks), d.info.TokensPerBlock, e.KVLen+q)
+	}
+	for _, t := range e.Tokens {
+		if t < 0 || int(t) >= d.info.Vocab {
+			return fmt.Errorf("token %d, the vocabulary has %d", t, d.info.Vocab)
+		}
+	}
+	for _, b := range e.Blocks {
+		if b < 0 || int(b) >= d.info.KVBlocks {
+			return fmt.Errorf("KV block %d, there are %d", b, d.info.KVBlocks)
+		}
+	}
+	for i, j := range e.Logits {
+		if j < 0 || j >= q || i > 0 && j <= e.Logits[i-1] {
+			return fmt.Errorf("logits wanted at %v, must be rising query indices below %d", e.Logits, q)
+		}
+	}
+	return nil
+}
+
+// checkRegions refuses regions outside the stage's KV and a buffer that does not have their size.
+func checkRegions(i backend.Info, regions []backend.Region, bytes int) error {
+	want := 0
+	for _, r := range regions {
+		switch {
+		case r.Block < 0 || int(r.Block) >= i.KVBlocks:
+			return fmt.Errorf("cuda: copy of KV block %d, there are %d", r.Block, i.KVBlocks)
+		case r.LayerFrom < i.Stage.First || r.LayerFrom > r.LayerTo || r.LayerTo > i.Stage.End:
+			return fmt.Errorf("cuda: copy of KV layers [%d, %d), the stage has [%d, %d)", r.LayerFrom, r.LayerTo, i.Stage.First, i.Stage.End)
+		case r.HeadFrom < 0 || r.HeadFrom > r.HeadTo || r.HeadTo > i.KVHeads:
+			return fmt.Errorf("cuda: copy of KV heads [%d, %d), there are %d", r.HeadFrom, r.HeadTo, i.KVHeads)
+		case r.TokenFrom < 0 || r.TokenFrom > r.TokenTo || r.TokenTo > i.TokensPerBlock:
+			return fmt.Errorf("cuda: copy of tokens [%d, %d) of a KV block of %d", r.TokenFrom, r.TokenTo, i.TokensPerBlock)
+		}
+		want += elements(i, r) * backend.ElementSize(i.KVType)
+	}
+	if want != bytes {
+		return fmt.Errorf("cuda: copy of KV regions of %d bytes with a buffer of %d", want, bytes)
+	}
+	return nil
+}
+
+// elements is the size of a region.
+func elements(i backend.Info, r backend.Region) int {
+	return (r.LayerTo - r.LayerFrom) * 2 * (r.HeadTo - r.HeadFrom) * (r.TokenTo - r.TokenFrom) * i.HeadSize
+}

@@ -1,0 +1,178 @@
+//go:build cuda
+
+package cuda
+
+import "unsafe"
+
+// pass is one forward over rows; in a graph rows are the bucket's, and the kernels leave out those that the step lacks.
+type pass struct {
+	rows, wanted, entries int
+	untiled, tiles        int
+	splits                int
+	layerDone             func(layer int) error // nil: nobody waits for single layers
+}
+
+// forward queues the stage's layers and, at the end of the model, logits and tokens.
+func (d *device) forward(p pass) {
+	meta := uint64(d.meta.at)
+	if d.info.Stage.First == 0 {
+		d.launch("embed", grid{x: p.rows, threads: 256}, meta, uint64(d.weights.embed), uint64(d.last), uint64(d.hidden.at))
+	}
+	for i := range d.weights.layers {
+		d.layer(i, p)
+	}
+	if d.samples() && p.wanted > 0 {
+		d.norm(p.wanted, d.weights.norm, true)
+		d.product(p.wanted, d.weights.head, product{x: d.normed.at, out: d.logits.at, float: true})
+	}
+	d.stamp(1)
+	if d.samples() && p.wanted > 0 {
+		d.launch("choose", grid{x: p.entries, threads: 1024}, meta, uint64(d.logits.at), uint64(d.work.at), uint64(d.counts),
+			uint64(d.last), uint64(d.results.at)+resultsHead, uint64(d.logprobs.at))
+	}
+	d.stamp(2)
+}
+
+func (d *device) stamp(i int) {
+	d.launch("stamp", grid{threads: 1}, uint64(d.results.at)+uint64(8*i))
+}
+
+func (d *device) norm(rows int, weight address, picked bool) {
+	flag := 0
+	if picked {
+		flag = 1
+	}
+	d.launch("rmsNorm", grid{x: rows, threads: 256}, uint64(d.meta.at), uint64(d.hidden.at), uint64(weight), uint64(d.normed.at), number(flag))
+}
+
+func (d *device) layer(i int, p pass) {
+	l, c, meta := &d.weights.layers[i], d.config, uint64(d.meta.at)
+	d.norm(p.rows, l.attnNorm, false)
+	d.product(p.rows, l.qkv, product{x: d.normed.at, out: d.qkv.at})
+	const warps = 4
+	d.launch("rope", grid{x: p.rows, y: (c.Heads + 2*c.KVHeads + warps - 1) / warps, threads: 32 * warps}, meta, uint64(d.qkv.at),
+		uint64(l.qkvBias), uint64(l.qNorm), uint64(l.kNorm), uint64(d.weights.turns), uint64(d.kv), number(i))
+	if p.layerDone != nil {
+		d.keep(p.layerDone(i))
+	}
+	d.attention(i, l.window, p)
+	d.product(p.rows, l.o, product{x: d.mixed.at, out: d.hidden.at, float: true, add: true})
+	d.norm(p.rows, l.mlpNorm, false)
+	d.product(p.rows, l.gateUp, product{x: d.normed.at, out: d.gateUp.at})
+	d.launch("gated", grid{x: p.rows, y: (c.Intermediate + 2047) / 2048, threads: 256}, meta, uint64(d.gateUp.at), uint64(d.gated.at))
+	d.product(p.rows, l.down, product{x: d.gated.at, out: d.hidden.at, float: true, add: true})
+}
+
+// queriesTogether is GQ of kernels/attention.cu: query heads that share a reading of KV.
+func queriesTogether(group int) int {
+	if group < 4 {
+		return group
+	}
+	for _, n := range []int{4, 3, 2} {
+		if group%n == 0 {
+			return n
+		}
+	}
+	return 1
+}
+
+func (d *device) attention(i, window int, p pass) {
+	c, meta := d.config, uint64(d.meta.at)
+	if p.untiled > 0 {
+		group := c.Heads / c.KVHeads
+		d.launch("attend", grid{x: p.rows, y: c.KVHeads * group / queriesTogether(group), z: p.splits, threads: 128}, meta,
+			uint64(d.qkv.at), uint64(d.kv), uint64(d.mixed.at), uint64(d.partial.at), number(i), number(window))
+	}
+	if p.untiled > 0 && p.splits > 1 {
+		d.launch("combine", grid{x: p.rows, y: c.Heads, threads: (c.HeadSize + 31) / 32 * 32}, meta, uint64(d.partial.at),
+			uint64(d.mixed.at), number(p.splits))
+	}
+	if p.tiles > 0 {
+		d.launch("prefill", grid{x: c.Heads, y: p.tiles, threads: 256}, meta, uint64(d.qkv.at), uint64(d.kv), uint64(d.mixed.at),
+			number(i), number(window))
+	}
+}
+
+// product is out = x wᵀ, added to what out holds if add is set; float says that out is float32 in every mode.
+type product struct {
+	x, out     address
+	float, add bool
+}
+
+func (d *device) product(rows int, w matrix, p product) {
+	kind := 0
+	if p.add {
+		kind = 1
+	}
+	switch {
+	case d.err != nil:
+	case !d.bf16:
+		d.launch("product", grid{x: (w.n + 63) / 64, y: (rows + 63) / 64, threads: 256}, uint64(p.x), uint64(w.at), uint64(p.out),
+			number(rows), number(w.n), number(w.k), number(kind))
+	case rows == 1 && w.k%8 == 0:
+		if p.float {
+			kind |= 2
+		}
+		d.launch("vector", grid{x: (w.n + 15) / 16, threads: 256}, uint64(p.x), uint64(w.at), uint64(p.out), number(w.n), number(w.k), number(kind))
+	default:
+		d.keep(d.blas.multiply(d.stream, planKey{m: rows, n: w.n, k: w.k, float: p.float, add: p.add}, p.x, w.at, p.out))
+	}
+}
+
+// maxGraphRows is the largest batch that decodes by a graph.
+const maxGraphRows = 512
+
+// graphKey names a captured decode step.
+type graphKey struct{ rows, splits int }
+
+// bucket is the number of rows of the graph that runs a batch: powers of two up to 8, then multiples of 8, 16 and 32.
+func bucket(rows int) int {
+	for n := 1; n <= 8; n *= 2 {
+		if rows <= n {
+			return n
+		}
+	}
+	step := 8
+	for rows > 8*step && step < 64 {
+		step *= 2
+	}
+	return (rows + step - 1) / step * step
+}
+
+// splits is into how many parts attention cuts the KV of each row, so that the card has enough to do.
+func (d *device) splits(rows, longest int) int {
+	if !d.bf16 || rows > maxGraphRows {
+		return 1 // one order of sums, whatever the batch
+	}
+	n := 1
+	for n < maxSplits && rows*d.config.KVHeads*n < 512 && longest > 64*n {
+		n *= 2
+	}
+	return n
+}
+
+// decode runs a step of one row an entry through a graph, which is captured when it is first needed.
+func (d *device) decode(p pass) error {
+	key := graphKey{p.rows, p.splits}
+	g, ok := d.graphs[key]
+	if !ok {
+		const relaxed = 2
+		var captured uintptr
+		if err := d.do("cuStreamBeginCapture_v2", d.handle, relaxed); err != nil {
+			return err
+		}
+		d.forward(p)
+		err := firstOf(d.taken(), d.do("cuStreamEndCapture", d.handle, uintptr(unsafe.Pointer(&captured))))
+		if err != nil {
+			return err
+		}
+		if err := d.do("cuGraphInstantiateWithFlags", uintptr(unsafe.Pointer(&g)), captured, 0); err != nil {
+			return err
+		}
+		if err := d.do("cuGraphDestroy", captured); err != nil {
+			return err
+		}
+		d.graphs[key] = g
+	}
+	return d.do("cuGraphLaunch", g, d.handle)
+}

@@ -1,0 +1,78 @@
+// What all kernels share. The host compiles the files of this folder as one source for one model, with its shape as
+// macros:
+//   BF16 (0, 1)  element type of weights, activations and KV: bfloat16 or float
+//   HIDDEN, HEADS, KVHEADS, HS, INTER, VOCAB, BLOCK_TOKENS, LAYERS (of the stage), EPS
+//   MAXTOP       log probabilities that one token may carry
+#define GROUP (HEADS / KVHEADS)
+#define QKV ((HEADS + 2 * KVHEADS) * HS)
+#define INF __int_as_float(0x7f800000)
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+
+#if BF16
+typedef u16 T;
+__device__ __forceinline__ float widen(T v) { return __uint_as_float((u32)v << 16); }
+__device__ __forceinline__ u32 pack(float lo, float hi) {
+  u32 r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+__device__ __forceinline__ T narrow(float v) { return (T)(pack(v, 0.f) & 0xffff); }
+#else
+typedef float T;
+__device__ __forceinline__ float widen(T v) { return v; }
+__device__ __forceinline__ T narrow(float v) { return v; }
+#endif
+
+// The header of a step's description: all offsets in 4-byte words from its start.
+enum { H_ROWS, H_WANTED, H_ENTRIES, H_ROWS_AT, H_WANTED_AT, H_ENTRIES_AT, H_TILES_AT, H_SIZE = 16 };
+
+// Row is one query token.
+// token < 0: the slot's last one; table: offset in words; tiled: the kernel prefill does its attention.
+struct Row { int token, pos, slot, table, tiled; };
+
+// Entry is what the sampler knows of one sequence.
+struct Entry {
+  int slot, wantedFrom, wanted;
+  float temperature, topP, minP, repetition, presence, frequency;
+  int topK, flags;                             // flags: 1 penalized, 2 log probabilities
+  int top, bias, nbias, mask, nmask;           // bias: offset of (token, float) pairs; mask: offset in words, -1: none
+  u32 seedLo, seedHi;
+};
+
+__device__ __forceinline__ const Row* rowAt(const int* meta, int i) { return (const Row*)(meta + meta[H_ROWS_AT]) + i; }
+
+// kvAt is the place of K (kv 0) or V (kv 1) of one token of a KV block: (block, layer, kv, token, head, HS).
+__device__ __forceinline__ size_t kvAt(int block, int layer, int kv, int token, int head) {
+  return ((((size_t)block * LAYERS + layer) * 2 + kv) * BLOCK_TOKENS + token) * (KVHEADS * HS) + head * HS;
+}
+
+__device__ __forceinline__ float warpSum(float v) {
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
+  return v;
+}
+
+// blockSum adds v over the block in a fixed order; every thread gets the sum. shared needs 33 floats.
+__device__ __forceinline__ float blockSum(float v, float* shared) {
+  v = warpSum(v);
+  __syncthreads();
+  if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    float s = threadIdx.x < (blockDim.x >> 5) ? shared[threadIdx.x] : 0.f;
+    s = warpSum(s);
+    if (threadIdx.x == 0) shared[32] = s;
+  }
+  __syncthreads();
+  return shared[32];
+}
+
+// stamp writes the card's clock into memory of the host.
+extern "C" __global__ void stamp(u64* out) {
+  u64 t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  *out = t;
+}

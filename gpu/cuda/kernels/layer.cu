@@ -1,0 +1,155 @@
+// The element-wise parts of a layer. The residual stream is float in both modes.
+
+// embed fills the stream with the rows of the embedding.
+extern "C" __global__ void embed(const int* meta, const T* table, const int* last, float* stream) {
+  int r = blockIdx.x;
+  if (r >= meta[H_ROWS]) return;
+  const Row* row = rowAt(meta, r);
+  int token = row->token < 0 ? last[row->slot] : row->token;
+  const T* from = table + (size_t)token * HIDDEN;
+  float* to = stream + (size_t)r * HIDDEN;
+  for (int i = threadIdx.x; i < HIDDEN; i += blockDim.x) to[i] = widen(from[i]);
+}
+
+// rmsNorm is x / sqrt(mean(x^2) + eps) * weight. With picked, row i of out is the wanted row i of the step.
+extern "C" __global__ void rmsNorm(const int* meta, const float* stream, const T* weight, T* out, int picked) {
+  __shared__ float shared[33];
+  int r = blockIdx.x;
+  if (r >= meta[picked ? H_WANTED : H_ROWS]) return;
+  int from = picked ? meta[meta[H_WANTED_AT] + r] : r;
+  const float* x = stream + (size_t)from * HIDDEN;
+  float sum = 0.f;
+  for (int i = threadIdx.x; i < HIDDEN; i += blockDim.x) sum = fmaf(x[i], x[i], sum);
+  float scale = 1.f / sqrtf(blockSum(sum, shared) / HIDDEN + (float)(EPS));
+  for (int i = threadIdx.x; i < HIDDEN; i += blockDim.x)
+    out[(size_t)r * HIDDEN + i] = narrow(__fmul_rn(x[i], scale) * widen(weight[i]));
+}
+
+// rope finishes the product of Q, K and V, one warp a head: bias, norm of the head, rotation; K and V go into their
+// blocks. bias (QKV), qnorm and knorm (HS) may be null; turns is (position, HS / 2) of (cos, sin).
+extern "C" __global__ void rope(const int* meta, T* qkv, const T* bias, const T* qnorm, const T* knorm, const float2* turns,
+                                T* kv, int layer) {
+  int r = blockIdx.x, head = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+  if (r >= meta[H_ROWS] || head >= HEADS + 2 * KVHEADS) return;
+  const Row* row = rowAt(meta, r);
+  T* x = qkv + (size_t)r * QKV + head * HS;
+  const int half = HS / 2, n = (half + 31) / 32;
+  float lo[n], hi[n], sum = 0.f;
+#pragma unroll
+  for (int j = 0; j < n; j++) {
+    int i = j * 32 + lane;
+    lo[j] = hi[j] = 0.f;
+    if (i >= half) continue;
+    lo[j] = widen(x[i]);
+    hi[j] = widen(x[i + half]);
+    if (bias) { lo[j] += widen(bias[head * HS + i]); hi[j] += widen(bias[head * HS + i + half]); }
+    sum = fmaf(lo[j], lo[j], fmaf(hi[j], hi[j], sum));
+  }
+  const T* w = head < HEADS ? qnorm : head < HEADS + KVHEADS ? knorm : (const T*)0;
+  float scale = w ? 1.f / sqrtf(warpSum(sum) / HS + (float)(EPS)) : 1.f;
+  T* to = x;
+  if (head >= HEADS) {
+    int block = meta[row->table + row->pos / BLOCK_TOKENS], v = head >= HEADS + KVHEADS;
+    to = kv + kvAt(block, layer, v, row->pos % BLOCK_TOKENS, (head - HEADS) % KVHEADS);
+  }
+#pragma unroll
+  for (int j = 0; j < n; j++) {
+    int i = j * 32 + lane;
+    if (i >= half) continue;
+    float a = lo[j], b = hi[j];
+    if (w) { a = a * scale * widen(w[i]); b = b * scale * widen(w[i + half]); }
+    if (head < HEADS + KVHEADS) {
+      float2 t = turns[(size_t)row->pos * half + i];
+      float c = __fmul_rn(a, t.x) - __fmul_rn(b, t.y), d = __fmul_rn(b, t.x) + __fmul_rn(a, t.y);
+      a = c;
+      b = d;
+    }
+    to[i] = narrow(a);
+    to[i + half] = narrow(b);
+  }
+}
+
+// gated is silu(gate) * up; in is (row, gate then up).
+extern "C" __global__ void gated(const int* meta, const T* in, T* out) {
+  int r = blockIdx.x;
+  if (r >= meta[H_ROWS]) return;
+  const T* gate = in + (size_t)r * 2 * INTER;
+#if BF16 && INTER % 8 == 0
+  for (int i = (blockIdx.y * blockDim.x + threadIdx.x) * 8; i < INTER; i += gridDim.y * blockDim.x * 8) {
+    uint4 g = *(const uint4*)(gate + i), u = *(const uint4*)(gate + INTER + i), o;
+    const u32 *gp = &g.x, *up = &u.x;
+    u32* op = &o.x;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      float a = __uint_as_float(gp[j] << 16), b = __uint_as_float(gp[j] & 0xffff0000u);
+      float c = __uint_as_float(up[j] << 16), d = __uint_as_float(up[j] & 0xffff0000u);
+      op[j] = pack(a / (1.f + __expf(-a)) * c, b / (1.f + __expf(-b)) * d);
+    }
+    *(uint4*)(out + (size_t)r * INTER + i) = o;
+  }
+#else
+  for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < INTER; i += gridDim.y * blockDim.x) {
+    float g = widen(gate[i]), u = widen(gate[INTER + i]);
+    out[(size_t)r * INTER + i] = narrow(g / (1.f + expf(-g)) * u);
+  }
+#endif
+}
+
+// product is out = x w^T (+ out), in float, each sum in rising order of k whatever the other rows are: the results do
+// not depend on the batch. One block makes 64 x 64 results; 256 threads, 4 x 4 each.
+extern "C" __global__ void product(const float* x, const float* w, float* out, int m, int n, int k, int add) {
+  __shared__ float xs[16][65], ws[16][65];
+  int m0 = blockIdx.y * 64, n0 = blockIdx.x * 64, tx = threadIdx.x & 15, ty = threadIdx.x >> 4;
+  float sum[4][4] = {};
+  for (int k0 = 0; k0 < k; k0 += 16) {
+    for (int i = threadIdx.x; i < 1024; i += 256) {
+      int c = i & 15, r = i >> 4;
+      bool in = k0 + c < k;
+      xs[c][r] = in && m0 + r < m ? x[(size_t)(m0 + r) * k + k0 + c] : 0.f;
+      ws[c][r] = in && n0 + r < n ? w[(size_t)(n0 + r) * k + k0 + c] : 0.f;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < 16; c++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) sum[i][j] = fmaf(xs[c][ty * 4 + i], ws[c][tx * 4 + j], sum[i][j]);
+    __syncthreads();
+  }
+  for (int i = 0; i < 4; i++)
+    for (int j = 0; j < 4; j++) {
+      int r = m0 + ty * 4 + i, c = n0 + tx * 4 + j;
+      if (r >= m || c >= n) continue;
+      float* to = out + (size_t)r * n + c;
+      *to = add ? *to + sum[i][j] : sum[i][j];
+    }
+}
+
+// moveKV copies one region between KV blocks and a packed buffer in the canonical layout; region is block, layers from
+// and to (of the stage), heads from and to, tokens from and to; out says the direction.
+extern "C" __global__ void moveKV(T* kv, T* packed, const int* regions, const u64* places, int out) {
+  const int* g = regions + blockIdx.x * 8;
+  int layers = g[2] - g[1], heads = g[4] - g[3], tokens = g[6] - g[5];
+  T* base = packed + places[blockIdx.x];
+  size_t n = (size_t)layers * 2 * tokens * heads * HS;
+  for (size_t i = blockIdx.y * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.y * blockDim.x) {
+    size_t j = i;
+    int e = j % HS; j /= HS;
+    int h = j % heads; j /= heads;
+    int t = j % tokens; j /= tokens;
+    int v = j % 2; j /= 2;
+    T* at = kv + kvAt(g[0], g[1] + (int)j, v, g[5] + t, g[3] + h) + e;
+    if (out) base[i] = *at;
+    else *at = base[i];
+  }
+}
+
+// copyBlocks copies whole KV blocks one after the other, as the list says; n pairs lie at list. A later copy may read
+// what an earlier one wrote, so one thread of the grid handles the same elements of every pair.
+extern "C" __global__ void copyBlocks(T* kv, const int* list, int n) {
+  const size_t size = (size_t)LAYERS * 2 * BLOCK_TOKENS * KVHEADS * HS;
+  for (int c = 0; c < n; c++)
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < size; i += (size_t)gridDim.x * blockDim.x)
+      kv[list[2 * c + 1] * size + i] = kv[list[2 * c] * size + i];
+}

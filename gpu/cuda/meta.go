@@ -1,0 +1,149 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"math"
+
+	"meridian.internal/gpu/backend"
+	"meridian.internal/shared/infer"
+)
+
+// Places in the header of a step's description, as in kernels/common.cuh.
+const (
+	hRows = iota
+	hWanted
+	hEntries
+	hRowsAt
+	hWantedAt
+	hEntriesAt
+	hTilesAt
+	hSize = 16
+)
+
+// tileRows is how many query tokens a tile of the prefill kernel holds; an entry with fewer than minTiled goes the way
+// of decode.
+const (
+	tileRows = 128
+	minTiled = 16
+)
+
+// description is what the card must know of one step. The launcher owns it and uses it again.
+type description struct {
+	words                         []int32
+	rows, wanted, tiles           int
+	untiled, longest              int // rows that are not in tiles, and the most positions that one of these sees
+	assigns, assignAt             int
+	copies, copiesAt              int
+	tables, wantedRows, tileWords []int32
+	logprobs                      bool
+	decode                        bool // each entry has one row, whose logits are wanted
+}
+
+// describe writes the batch down; slots are what the assigned sequences ask for.
+func (d *description) describe(b *backend.Batch, slots []infer.Sampling, blockTokens int, tiled bool) {
+	*d = description{words: append(d.words[:0], make([]int32, hSize)...), wantedRows: d.wantedRows[:0], tileWords: d.tileWords[:0], decode: true}
+	tableAt := make([]int32, len(b.Entries))
+	for i := range b.Entries {
+		e := &b.Entries[i]
+		tableAt[i] = int32(len(d.words))
+		d.words = append(d.words, e.Blocks[:(e.KVLen+e.Queries()+blockTokens-1)/blockTokens]...)
+	}
+	d.words[hRowsAt] = int32(len(d.words))
+	for i := range b.Entries {
+		d.addRows(&b.Entries[i], tableAt[i], tiled)
+	}
+	d.words[hRows], d.words[hWanted], d.words[hEntries] = int32(d.rows), int32(d.wanted), int32(len(b.Entries))
+	d.words[hWantedAt] = int32(len(d.words))
+	d.words = append(d.words, d.wantedRows...)
+	d.words[hTilesAt] = int32(len(d.words))
+	d.words = append(d.words, d.tileWords...)
+	d.tiles = len(d.tileWords) / 2
+	d.addEntries(b, slots)
+	d.addAssigns(b)
+	d.copies, d.copiesAt = len(b.Copies), len(d.words)
+	for _, c := range b.Copies {
+		d.words = append(d.words, c.From, c.To)
+	}
+}
+
+func (d *description) addRows(e *backend.Entry, table int32, tiled bool) {
+	q, wanted, flag := e.Queries(), e.Logits, int32(0)
+	if q != 1 || len(wanted) != 1 {
+		d.decode = false
+	}
+	if tiled && q >= minTiled {
+		flag = 1
+		for at := 0; at < q; at += tileRows {
+			d.tileWords = append(d.tileWords, int32(d.rows+at), int32(min(tileRows, q-at)))
+		}
+	} else {
+		d.untiled += q
+		d.longest = max(d.longest, e.KVLen+q)
+	}
+	for j := range q {
+		token := int32(-1)
+		if e.Tokens != nil {
+			token = e.Tokens[j]
+		}
+		d.words = append(d.words, token, int32(e.KVLen+j), int32(e.Slot), table, flag)
+		if len(wanted) > 0 && wanted[0] == j {
+			d.wantedRows = append(d.wantedRows, int32(d.rows+j))
+			wanted = wanted[1:]
+		}
+	}
+	d.rows += q
+	d.wanted += len(e.Logits)
+}
+
+const entryWords = 18
+
+// addEntries writes what the sampler must know, and behind it masks and biases.
+func (d *description) addEntries(b *backend.Batch, slots []infer.Sampling) {
+	at := len(d.words)
+	d.words[hEntriesAt] = int32(at)
+	d.words = append(d.words, make([]int32, len(b.Entries)*entryWords)...)
+	wanted := 0
+	for i := range b.Entries {
+		e, s := &b.Entries[i], &slots[b.Entries[i].Slot]
+		flags, mask, bias := int32(0), int32(-1), int32(len(d.words))
+		if s.Penalized() {
+			flags |= 1
+		}
+		if s.Logprobs || s.TopLogprobs > 0 {
+			flags |= 2
+			d.logprobs = d.logprobs || len(e.Logits) > 0
+		}
+		for t, v := range s.LogitBias {
+			d.words = append(d.words, t, bits(v))
+		}
+		if e.Mask != nil {
+			mask = int32(len(d.words))
+			for _, w := range e.Mask {
+				d.words = append(d.words, int32(w))
+			}
+		}
+		copy(d.words[at+i*entryWords:], []int32{
+			int32(e.Slot), int32(wanted), int32(len(e.Logits)), bits(s.Temperature), bits(s.TopP), bits(s.MinP),
+			bits(s.RepetitionPenalty), bits(s.PresencePenalty), bits(s.FrequencyPenalty), int32(min(s.TopK, math.MaxInt32)), flags,
+			int32(s.TopLogprobs), bias, int32(len(s.LogitBias)), mask, int32(len(e.Mask)), int32(uint32(s.Seed)), int32(s.Seed >> 32),
+		})
+		wanted += len(e.Logits)
+	}
+}
+
+func bits(f float32) int32 { return int32(math.Float32bits(f)) }
+
+// addAssigns writes the slots that begin a sequence, and the history of those that are penalized.
+func (d *description) addAssigns(b *backend.Batch) {
+	d.assigns, d.assignAt = len(b.Assign), len(d.words)
+	d.words = append(d.words, make([]int32, 4*len(b.Assign))...)
+	for i, a := range b.Assign {
+		history := int32(-1)
+		if a.Sampling.Penalized() {
+			history = int32(len(d.words))
+			d.words = append(d.words, a.History...)
+		}
+		copy(d.words[d.assignAt+4*i:], []int32{int32(a.Slot), history, int32(len(a.History)), int32(a.PromptLen)})
+	}
+}

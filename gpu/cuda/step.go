@@ -1,0 +1,241 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"fmt"
+
+	"meridian.internal/gpu/backend"
+	"meridian.internal/shared/infer"
+)
+
+// flights is how many steps may be queued on the card.
+const flights = 4
+
+// flight is a step on the card. The launcher fills it, then the finisher owns it until it gives it back.
+type flight struct {
+	*context
+	batch   *backend.Batch
+	step    *backend.Step
+	err     error // the step was not queued
+	meta    pinned
+	results pinned
+	lps     pinned
+	hidden  pinned
+	done    event
+	layers  []event // recorded when KV of the layer is written; used ones come first
+	used    int
+	sentNS  int64 // steady clock, before the step was queued
+	desc    struct{ rows, wanted int }
+	tops    []int // by entry: log probabilities asked for, -1: none
+}
+
+func newFlight(c *context) (*flight, error) {
+	f := &flight{context: c}
+	var err error
+	f.done, err = c.newEvent()
+	return f, err
+}
+
+func (f *flight) close() error {
+	errs := []error{f.do("cuEventDestroy_v2", uintptr(f.done))}
+	for _, e := range f.layers {
+		errs = append(errs, f.do("cuEventDestroy_v2", uintptr(e)))
+	}
+	for _, p := range []*pinned{&f.meta, &f.results, &f.lps, &f.hidden} {
+		errs = append(errs, f.freePinned(p))
+	}
+	return firstOf(errs...)
+}
+
+// run queues a step and does not wait for it.
+func (d *device) run(f *flight) error {
+	b := f.batch
+	f.sentNS, f.used = d.now(), 0
+	if err := d.check(b); err != nil {
+		return err
+	}
+	for _, a := range b.Assign {
+		d.slots[a.Slot] = a.Sampling
+	}
+	d.desc.describe(b, d.slots, d.info.TokensPerBlock, d.tiles())
+	p := d.passOf(f)
+	if err := d.reserve(p.rows, max(p.wanted, 1), p.entries); err != nil {
+		return err
+	}
+	if err := d.send(f); err != nil {
+		return err
+	}
+	if err := d.compute(f, p); err != nil {
+		return err
+	}
+	return d.fetch(f)
+}
+
+// tiles tells whether the tensor cores' attention knows this model.
+func (d *device) tiles() bool {
+	return d.bf16 && (d.config.HeadSize == 64 || d.config.HeadSize == 128)
+}
+
+// passOf is what to launch for the described step.
+func (d *device) passOf(f *flight) pass {
+	s := &d.desc
+	p := pass{rows: s.rows, wanted: s.wanted, entries: len(f.batch.Entries), untiled: s.untiled, tiles: s.tiles}
+	if s.decode && s.rows <= maxGraphRows && d.samples() && d.info.Stage.First == 0 && s.rows > 0 && s.tiles == 0 {
+		n := bucket(s.rows)
+		p.rows, p.wanted, p.entries, p.untiled = n, n, n, n
+	} else {
+		s.decode = false
+	}
+	p.splits = d.splits(p.rows, s.longest)
+	f.desc.rows, f.desc.wanted = s.rows, s.wanted
+	return p
+}
+
+// send copies the description, and the hidden states of the stage before, to the card.
+func (d *device) send(f *flight) error {
+	n := 4 * len(d.desc.words)
+	if err := d.growPinned(&f.meta, n+n/4); err != nil {
+		return err
+	}
+	copy(f.meta.bytes(), view(d.desc.words))
+	if err := d.upload(d.meta.at, f.meta.at, n); err != nil {
+		return err
+	}
+	if d.info.Stage.First > 0 || !d.samples() {
+		if err := d.growPinned(&f.hidden, 4*f.desc.rows*d.info.Hidden); err != nil {
+			return err
+		}
+	}
+	if d.info.Stage.First == 0 || f.desc.rows == 0 {
+		return nil
+	}
+	copy(f.hidden.bytes(), view(f.batch.Hidden))
+	return d.upload(d.hidden.at, f.hidden.at, 4*len(f.batch.Hidden))
+}
+
+func (d *device) compute(f *flight, p pass) error {
+	meta := uint64(d.meta.at)
+	d.stamp(0)
+	if n := d.desc.assigns; n > 0 {
+		d.launch("assign", grid{x: n, threads: 256}, meta, number(d.desc.assignAt), uint64(d.counts), uint64(d.last))
+	}
+	if n := d.desc.copies; n > 0 {
+		d.launch("copyBlocks", grid{x: 256, threads: 256}, uint64(d.kv), meta+uint64(4*d.desc.copiesAt), number(n))
+	}
+	switch {
+	case p.rows == 0:
+		d.stamp(1)
+		d.stamp(2)
+	case d.desc.decode:
+		d.keep(d.decode(p))
+	default:
+		if f.batch.LayerDone != nil {
+			p.layerDone = func(int) error { return d.layerEvent(f) }
+		}
+		d.forward(p)
+	}
+	return d.taken()
+}
+
+// layerEvent marks that KV of one more layer is written.
+func (d *device) layerEvent(f *flight) error {
+	if f.used == len(f.layers) {
+		e, err := d.newEvent()
+		if err != nil {
+			return err
+		}
+		f.layers = append(f.layers, e)
+	}
+	f.used++
+	return d.record(f.layers[f.used-1])
+}
+
+// fetch queues the copies of the results to the host.
+func (d *device) fetch(f *flight) error {
+	n := f.desc.wanted
+	if err := firstOf(d.growPinned(&f.results, resultsHead+4*n), d.download(f.results.at, d.results.at, resultsHead+4*n)); err != nil {
+		return err
+	}
+	f.tops = f.tops[:0]
+	for i := range f.batch.Entries {
+		s, top := &d.slots[f.batch.Entries[i].Slot], -1
+		if s.Logprobs || s.TopLogprobs > 0 {
+			top = s.TopLogprobs
+		}
+		f.tops = append(f.tops, top)
+	}
+	if d.desc.logprobs {
+		if err := firstOf(d.growPinned(&f.lps, logprobSize*n), d.download(f.lps.at, d.logprobs.at, logprobSize*n)); err != nil {
+			return err
+		}
+	}
+	if !d.samples() {
+		if err := d.download(f.hidden.at, d.hidden.at, 4*f.desc.rows*d.info.Hidden); err != nil {
+			return err
+		}
+	}
+	return d.record(f.done)
+}
+
+// finish waits for a step and publishes it. It runs on the finisher's thread.
+func (f *flight) finish(info backend.Info, clock *clock) {
+	s, done := f.step, f.batch.LayerDone
+	defer s.Finish()
+	if f.err != nil {
+		s.Err = f.err
+		return
+	}
+	for i := range f.used {
+		if err := f.waitEvent(f.layers[i]); err != nil {
+			s.Err = fmt.Errorf("step %d: %w", s.Iter, err)
+			return
+		}
+		done(info.Stage.First + i + 1)
+	}
+	if err := f.waitEvent(f.done); err != nil {
+		s.Err = fmt.Errorf("step %d: %w", s.Iter, err)
+		return
+	}
+	if done != nil && f.used == 0 {
+		done(info.Stage.End)
+	}
+	s.Stamps = clock.stamps(words[uint64](f.results.bytes()[:24]), f.sentNS)
+	if info.Stage.End < info.Layers {
+		s.Hidden = append([]float32(nil), words[float32](f.hidden.bytes())[:f.desc.rows*info.Hidden]...)
+	}
+	s.Outputs = f.outputs(info.Stage.End == info.Layers)
+}
+
+// outputs sorts the tokens by entry. A position at which no token may be chosen ends its entry's list.
+func (f *flight) outputs(samples bool) []backend.Output {
+	out := make([]backend.Output, len(f.batch.Entries))
+	if !samples {
+		return out
+	}
+	tokens, at := words[int32](f.results.bytes()[resultsHead:]), 0
+	for i := range out {
+		for j := range f.batch.Entries[i].Logits {
+			token := tokens[at+j]
+			if token < 0 {
+				break
+			}
+			out[i].Tokens = append(out[i].Tokens, token)
+			if f.tops[i] >= 0 {
+				out[i].Logprobs = append(out[i].Logprobs, f.logprob(at+j, f.tops[i]))
+			}
+		}
+		at += len(f.batch.Entries[i].Logits)
+	}
+	return out
+}
+
+func (f *flight) logprob(wanted, top int) backend.Logprobs {
+	raw := f.lps.bytes()[wanted*logprobSize : (wanted+1)*logprobSize]
+	ids, values := words[int32](raw), words[float32](raw)
+	l := backend.Logprobs{Logprob: values[1]}
+	for n := 1; n <= top && ids[2*n] >= 0; n++ {
+		l.Top = append(l.Top, infer.Logprob{Token: ids[2*n], Logprob: values[2*n+1]})
+	}
+	return l
+}
