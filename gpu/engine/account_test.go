@@ -156,3 +156,19 @@ func TestOffCostsNothing(t *testing.T) {
 		t.Errorf("%v allocations, %d clock reads, counted %+v", allocs, reads, f.counts)
 	}
 }
+
+// BenchmarkColumns is what a decode step of one request costs once more when the request ends.
+func BenchmarkColumns(b *testing.B) {
+	const steps = 400
+	var log batchLog
+	l := stepLog{max: steps}
+	for k := range steps {
+		log.add(batchEntry{iter: int64(k)})
+		l.add(&log, k, k, 1)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		l.columns()
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/steps, "ns/step")
+}

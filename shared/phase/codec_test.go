@@ -287,3 +287,13 @@ func BenchmarkParse(b *testing.B) {
 		}
 	})
 }
+
+func BenchmarkAppendSteps(b *testing.B) {
+	const steps = 400
+	rec, s := typical(), someSteps(steps)
+	b.ReportAllocs()
+	for b.Loop() {
+		AppendSteps(rec, s)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/steps, "ns/step")
+}

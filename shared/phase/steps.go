@@ -52,9 +52,9 @@ func AppendSteps(r *Record, s *infer.Steps) [][]byte {
 		return nil
 	}
 	cols := stepValues(s)
-	rows := len(cols[0])
-	for _, c := range cols[:stepOptional] {
-		rows = min(rows, len(c))
+	rows := cols[0].len()
+	for i := range cols[:stepOptional] {
+		rows = min(rows, cols[i].len())
 	}
 	if rows == 0 && s.Truncated == 0 {
 		return nil
@@ -67,37 +67,42 @@ func AppendSteps(r *Record, s *infer.Steps) [][]byte {
 	for from := 0; h.Part < h.Parts; from += stepRows {
 		to := min(from+stepRows, rows)
 		h.Rows = to - from
-		out = append(out, appendPart(h, cols, from, to))
+		out = append(out, appendPart(h, &cols, from, to))
 		h.Part++
 	}
 	return out
 }
 
-func stepValues(s *infer.Steps) [stepColumns][]int64 {
-	return [stepColumns][]int64{
-		widen(s.Step), s.Iter, s.ForwardStartNS, s.ForwardEndNS, s.SampleEndNS, s.TokenNS, widen(s.KVTokens), widen(s.BatchSize),
-		widen(s.Tokens),
+// column is one column of steps: of one type or the other.
+type column struct {
+	wide   []int64
+	narrow []int32
+}
+
+func (c *column) len() int { return len(c.wide) + len(c.narrow) }
+
+func stepValues(s *infer.Steps) [stepColumns]column {
+	return [stepColumns]column{
+		{narrow: s.Step}, {wide: s.Iter}, {wide: s.ForwardStartNS}, {wide: s.ForwardEndNS}, {wide: s.SampleEndNS}, {wide: s.TokenNS},
+		{narrow: s.KVTokens}, {narrow: s.BatchSize}, {narrow: s.Tokens},
 	}
 }
 
-func widen(v []int32) []int64 {
-	out := make([]int64, len(v))
-	for i, x := range v {
-		out[i] = int64(x)
-	}
-	return out
-}
-
-func appendPart(h StepsHeader, cols [stepColumns][]int64, from, to int) []byte {
-	b := append([]byte(nil), stepMagic...)
+func appendPart(h StepsHeader, cols *[stepColumns]column, from, to int) []byte {
+	b := make([]byte, 0, 512+usualRow*(to-from))
+	b = append(b, stepMagic...)
 	head := appendStepsHeader(h)
 	b = binary.AppendUvarint(b, uint64(len(head)))
 	b = append(b, head...)
-	var col []byte
-	for _, c := range cols {
+	col := make([]byte, 0, 5*(to-from)+binary.MaxVarintLen64)
+	for i := range cols {
 		col = col[:0]
-		if len(c) >= to { // else an optional column that was not collected
-			col = appendColumn(col, c[from:to])
+		switch c := &cols[i]; {
+		case c.len() < to: // an optional column that was not collected
+		case c.wide != nil:
+			col = appendColumn(col, c.wide[from:to])
+		default:
+			col = appendColumn(col, c.narrow[from:to])
 		}
 		b = binary.AppendUvarint(b, uint64(len(col)))
 		b = append(b, col...)
@@ -105,11 +110,21 @@ func appendPart(h StepsHeader, cols [stepColumns][]int64, from, to int) []byte {
 	return b
 }
 
-func appendColumn(b []byte, values []int64) []byte {
+// usualRow is how many bytes a row takes, or a little less.
+const usualRow = 24
+
+// appendColumn appends zigzag varints of the differences.
+func appendColumn[T int32 | int64](b []byte, values []T) []byte {
 	last := int64(0)
 	for _, v := range values {
-		b = binary.AppendVarint(b, v-last)
-		last = v
+		d := int64(v) - last
+		last = int64(v)
+		u := uint64(d)<<1 ^ uint64(d>>63)
+		for u >= 0x80 {
+			b = append(b, byte(u)|0x80)
+			u >>= 7
+		}
+		b = append(b, byte(u))
 	}
 	return b
 }
