@@ -54,7 +54,7 @@ func Open(ctx context.Context, f Flags, listen string, role phase.Role, log *slo
 	if d.Name == "" {
 		d.Name = string(role) + "-" + hostLabel()
 	}
-	if d.Steady, err = clock.New(f.clock()); err != nil {
+	if d.Steady, err = clock.New(f.Clock.Options()); err != nil {
 		return nil, err
 	}
 	if d.Steady.Faulty() {

@@ -20,12 +20,9 @@ type Flags struct {
 	Spool           string        `help:"Private folder in which records wait for NATS. Empty: a folder of the user's cache, by node and server." type:"path" placeholder:"DIR"`
 	Grace           time.Duration `help:"Time that running requests get after SIGTERM." default:"10s"`
 	LedgerFlags     `embed:""`
-	ClockListen     string        `help:"UDP address of the clock responder." default:":0" placeholder:"HOST:PORT"`
-	SharedKernelDir string        `help:"Folder shared with other processes of this machine; a file in it proves that they share a kernel, and so a clock." type:"path" placeholder:"DIR"`
-	FaultSkewPPM    float64       `help:"Test mode: the clock runs fast by this many parts per million." default:"0" name:"fault-skew-ppm" group:"Test mode"`
-	FaultStep       time.Duration `help:"Test mode: the clock jumps by this much, once." default:"0s" group:"Test mode"`
-	FaultStepAfter  time.Duration `help:"Test mode: when it jumps, after the start." default:"30s" group:"Test mode"`
-	FaultLie        time.Duration `help:"Test mode: clock probes are answered with stamps that are wrong by this much; records are not." default:"0s" group:"Test mode"`
+	ClockListen     string      `help:"UDP address of the clock responder." default:":0" placeholder:"HOST:PORT"`
+	SharedKernelDir string      `help:"Folder shared with other processes of this machine; a file in it proves that they share a kernel, and so a clock." type:"path" placeholder:"DIR"`
+	Clock           clock.Flags `embed:"" group:"Test mode"`
 }
 
 // Validate refuses what cannot be, naming option and value.
@@ -44,10 +41,6 @@ func (f *Flags) Validate() error {
 		}
 	}
 	return f.LedgerFlags.validate()
-}
-
-func (f *Flags) clock() clock.Options {
-	return clock.Options{FaultSkewPPM: f.FaultSkewPPM, FaultStep: f.FaultStep, FaultStepAfter: f.FaultStepAfter, FaultLie: f.FaultLie}
 }
 
 // hosts of a node: what others dial.
