@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"meridian.internal/router/check"
+	"meridian.internal/router/rowcheck"
 	"meridian.internal/router/timeline"
 	"meridian.internal/router/traces"
 	"meridian.internal/router/waterfall"
@@ -25,6 +26,7 @@ type commands struct {
 	Advise  adviseCmd  `cmd:"" help:"What the recorded times say about the cluster, with the arithmetic."`
 	Export  exportCmd  `cmd:"" help:"Write timelines for other tools."`
 	Plot    plotCmd    `cmd:"" help:"Draw many requests into a picture."`
+	Rows    rowsCmd    `cmd:"" help:"Fetch the iteration statistics and counters of nodes, for check to compare with the timelines."`
 	Follow  followCmd  `cmd:"" help:"Print requests as they end."`
 }
 
@@ -153,35 +155,63 @@ type checkCmd struct {
 	files
 }
 
+// openAll finds timelines and rows; files of rows alone are enough.
+func (c *checkCmd) openAll() (*traces.Set, []string, error) {
+	args := c.File
+	if len(args) == 0 {
+		args = []string{"traces"}
+	}
+	rows, others, err := rowFiles(args)
+	if err != nil {
+		return nil, nil, exit{2, err}
+	}
+	if len(others) == 0 {
+		return &traces.Set{}, rows, nil
+	}
+	s, err := files{File: others}.open(io.Discard)
+	return s, rows, err
+}
+
 // Run checks.
 func (c *checkCmd) Run(ctx context.Context) error {
 	out := bufio.NewWriter(os.Stdout)
 	defer out.Flush()
-	s, err := c.open(io.Discard)
+	s, rowNames, err := c.openAll()
 	if err != nil {
 		return err
 	}
 	faults := 0
-	say := func(at traces.Position, text string) {
+	say := func(at, text string) {
 		if faults++; faults <= c.Max {
 			fmt.Fprintf(out, "%s: %s\n", at, waterfall.Clean(text, 500))
 		}
 	}
-	s.Bad = func(at traces.Position, err error) { say(at, err.Error()) }
-	checker := check.New()
+	bad := func(at traces.Position, err error) { say(at.String(), err.Error()) }
+	s.Bad = bad
+	checker, ledgers := check.New(), rowcheck.New()
+	if err := readRows(ledgers, rowNames, bad); err != nil {
+		return unreadable(err)
+	}
 	done := progress(s, os.Stderr)
 	err = s.Each(ctx, true, func(l *timeline.Line, at traces.Position) error {
 		for _, f := range checker.Line(l, at.String()) {
-			say(at, f)
+			say(at.String(), f)
 		}
+		ledgers.Timeline(l)
 		return nil
 	})
 	done()
 	if err != nil {
 		return unreadable(err)
 	}
+	for _, f := range ledgers.Finish() {
+		say(f.At, f.Text)
+	}
 	if faults > c.Max {
 		fmt.Fprintf(out, "and %d more\n", faults-c.Max)
+	}
+	if len(rowNames) > 0 {
+		fmt.Fprintf(out, "%s rows of iterations\n", waterfall.Count(ledgers.Rows))
 	}
 	fmt.Fprintf(out, "%s requests, %s incomplete, %s violations\n", waterfall.Count(checker.Lines), waterfall.Count(checker.Incomplete), waterfall.Count(int64(faults)))
 	if faults > 0 {

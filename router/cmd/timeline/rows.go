@@ -1,0 +1,250 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"meridian.internal/router/jsonl"
+	"meridian.internal/router/rowcheck"
+	"meridian.internal/router/traces"
+)
+
+const rowSuffix = ".rows.ndjson"
+
+type rowsCmd struct {
+	Node   []string      `arg:"" help:"URLs of nodes." name:"url"`
+	Output string        `short:"o" help:"Folder for a file a node." default:"traces" type:"path" placeholder:"DIR"`
+	Follow bool          `help:"Go on until interrupted; the counters are written at the end."`
+	Every  time.Duration `help:"How often the rows are read." default:"500ms"`
+}
+
+// Run fetches the rows of nodes, and their counters at the end: what check compares with the timelines in the folder.
+func (c *rowsCmd) Run(ctx context.Context) error {
+	if c.Every <= 0 {
+		return fmt.Errorf("--every %s: must be more than 0s", c.Every)
+	}
+	if err := os.MkdirAll(c.Output, 0o755); err != nil {
+		return fmt.Errorf("--output: %w", err)
+	}
+	var all []*rowFile
+	for _, u := range c.Node {
+		all = append(all, &rowFile{url: strings.TrimSuffix(u, "/"), dir: c.Output})
+	}
+	tick := time.NewTicker(c.Every)
+	defer tick.Stop()
+	for {
+		for _, f := range all {
+			if err := f.read(context.WithoutCancel(ctx)); err != nil {
+				return err
+			}
+		}
+		if !c.Follow || ctx.Err() != nil {
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+	var errs []error
+	for _, f := range all {
+		errs = append(errs, f.finish(context.WithoutCancel(ctx)))
+	}
+	return errors.Join(errs...)
+}
+
+// rowFile is the file of one node.
+type rowFile struct {
+	url, dir    string
+	node, clock string
+	cursor      int64
+	rows        int64
+	file        *os.File
+	w           *bufio.Writer
+}
+
+// page is what GET /iteration_stats answers.
+type page struct {
+	Enabled bool              `json:"enabled"`
+	Rows    []json.RawMessage `json:"rows"`
+	Next    int64             `json:"next"`
+	Newest  int64             `json:"newest"`
+	Dropped int64             `json:"dropped"`
+}
+
+// fetchLimit bounds a node's answer and fetchWait the wait for it.
+const (
+	fetchLimit = 256 << 20
+	fetchWait  = 10 * time.Second
+)
+
+func (f *rowFile) get(ctx context.Context, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, fetchWait)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.url+path, nil)
+	if err != nil {
+		return nil, fmt.Errorf("ask %s: %w", f.url, err)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("ask %s: %w", f.url, err)
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(res.Body, fetchLimit))
+	if err != nil || res.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("ask %s%s: status %d, %w", f.url, path, res.StatusCode, err)
+	}
+	return b, nil
+}
+
+// read appends the rows since the last read.
+func (f *rowFile) read(ctx context.Context) error {
+	b, err := f.get(ctx, "/iteration_stats?after="+strconv.FormatInt(f.cursor, 10))
+	if err != nil {
+		return err
+	}
+	var p page
+	if err := json.Unmarshal(b, &p); err != nil {
+		return fmt.Errorf("rows of %s: %w", f.url, err)
+	}
+	switch {
+	case !p.Enabled:
+		return fmt.Errorf("%s keeps no rows: its --iter-stats-interval is 0", f.url)
+	case p.Newest < f.cursor:
+		return fmt.Errorf("%s has begun anew: its newest row is %d, %d were read", f.url, p.Newest, f.cursor)
+	case len(p.Rows) == 0:
+		return nil
+	}
+	if f.file == nil {
+		if err := f.create(p.Rows[0]); err != nil {
+			return err
+		}
+	}
+	var out []byte
+	if p.Dropped > 0 {
+		out = rowcheck.AppendLost(out, f.node, f.clock, p.Dropped)
+	}
+	for _, r := range p.Rows {
+		out = append(append(out, r...), '\n')
+	}
+	f.cursor = p.Next
+	f.rows += int64(len(p.Rows))
+	if _, err := f.w.Write(out); err != nil {
+		return fmt.Errorf("write rows of %s: %w", f.node, err)
+	}
+	return nil
+}
+
+func (f *rowFile) create(row []byte) (err error) {
+	var head struct {
+		Node  string `json:"node"`
+		Clock string `json:"clock_id"`
+	}
+	if err := json.Unmarshal(row, &head); err != nil || head.Node == "" {
+		return fmt.Errorf("rows of %s name no node: %w", f.url, err)
+	}
+	f.node, f.clock = head.Node, head.Clock
+	name := strings.Map(func(r rune) rune {
+		if strings.ContainsRune(`/\: `, r) {
+			return '_'
+		}
+		return r
+	}, f.node+"-"+f.clock)
+	if f.file, err = os.Create(filepath.Join(f.dir, name+rowSuffix)); err != nil {
+		return fmt.Errorf("rows of %s: %w", f.node, err)
+	}
+	f.w = bufio.NewWriter(f.file)
+	return nil
+}
+
+// finish writes the counters and closes the file.
+func (f *rowFile) finish(ctx context.Context) error {
+	if f.file == nil {
+		fmt.Fprintf(os.Stderr, "%s has run no iteration\n", f.url)
+		return nil
+	}
+	text, err := f.get(ctx, "/metrics")
+	if err == nil {
+		_, err = f.w.Write(rowcheck.AppendCounters(nil, f.node, f.clock, parseCounters(string(text))))
+	}
+	err = errors.Join(err, f.w.Flush(), f.file.Close())
+	if err == nil {
+		fmt.Printf("%s: %d rows\n", f.file.Name(), f.rows)
+	}
+	return err
+}
+
+// parseCounters reads our counters of a node's metrics; those with several series are summed.
+func parseCounters(text string) map[string]float64 {
+	out := map[string]float64{}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if !strings.HasPrefix(line, "meridian_") {
+			continue
+		}
+		name, rest, _ := strings.Cut(line, " ")
+		if i := strings.LastIndexByte(line, '}'); i >= 0 {
+			name, rest = line[:strings.IndexByte(line, '{')], strings.TrimSpace(line[i+1:])
+		}
+		if v, err := strconv.ParseFloat(rest, 64); err == nil && strings.HasSuffix(name, "_total") {
+			out[name] += v
+		}
+	}
+	return out
+}
+
+// rowFiles splits arguments into files of rows and others, and adds those that lie beside the others.
+func rowFiles(args []string) (found, others []string, err error) {
+	for _, a := range args {
+		if strings.HasSuffix(a, rowSuffix) {
+			found = append(found, a)
+			continue
+		}
+		others = append(others, a)
+		dir := a
+		if info, err := os.Stat(a); err == nil && !info.IsDir() {
+			dir = filepath.Dir(a)
+		}
+		names, err := filepath.Glob(filepath.Join(dir, "*"+rowSuffix))
+		if err != nil {
+			return nil, nil, fmt.Errorf("list %s: %w", dir, err)
+		}
+		found = append(found, names...)
+	}
+	return unique(found), others, nil
+}
+
+func unique(list []string) (out []string) {
+	seen := map[string]bool{}
+	for _, s := range list {
+		if !seen[s] {
+			seen[s] = true
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// readRows takes in files of rows.
+func readRows(c *rowcheck.Checker, names []string, bad func(traces.Position, error)) error {
+	for _, name := range names {
+		err := jsonl.Read(name, func(b []byte, number int, _ int64) error {
+			c.Line(b, traces.Position{File: name, Number: number}.String())
+			return nil
+		}, func(number int, err error) { bad(traces.Position{File: name, Number: number}, err) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

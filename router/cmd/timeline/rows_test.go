@@ -1,0 +1,97 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"meridian.internal/shared/rows"
+)
+
+// aNode answers as a node does.
+func aNode(t *testing.T, newRequests int64) *httptest.Server {
+	t.Helper()
+	ring := rows.NewRing(rows.Static{Node: "gen/0", ClockID: "c"}, 10)
+	for i := range int64(3) {
+		r := rows.Row{Iter: i + 1}
+		if i == 0 {
+			r.Requests.New = 1
+		}
+		if i == 2 {
+			r.Requests.Completed = 1
+		}
+		ring.Put(&r)
+	}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/metrics" {
+			fmt.Fprintf(w, "# TYPE meridian_num_requests_new_total counter\nmeridian_num_requests_new_total{model_name=\"a } b\"} %d\n", newRequests)
+			return
+		}
+		after, _ := strconv.ParseInt(r.URL.Query().Get("after"), 10, 64)
+		p := ring.Read(after, 2)
+		fmt.Fprintf(w, `{"enabled":true,"next":%d,"newest":%d,"dropped":%d,"rows":[`, p.Next, p.Last, p.Dropped)
+		for i, text := range p.Rows {
+			if i > 0 {
+				fmt.Fprint(w, ",")
+			}
+			w.Write(text)
+		}
+		fmt.Fprint(w, "]}")
+	}))
+	t.Cleanup(srv.Close)
+	return srv
+}
+
+func TestRowsAreFetchedAndChecked(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		counter int64
+		code    int
+	}{{"counters agree with rows", 1, 0}, {"counters that do not", 2, 1}} {
+		dir := t.TempDir()
+		c := rowsCmd{Node: []string{aNode(t, tt.counter).URL}, Output: dir, Every: time.Hour}
+		f := &rowFile{url: c.Node[0], dir: dir}
+		if err := errors.Join(f.read(t.Context()), f.read(t.Context()), f.read(t.Context()), f.finish(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		names, err := filepath.Glob(filepath.Join(dir, "*"+rowSuffix))
+		if err != nil || len(names) != 1 || f.rows != 3 {
+			t.Fatalf("%v, %v, %d rows", names, err, f.rows)
+		}
+		err = (&checkCmd{Max: 9, files: files{File: names}}).Run(t.Context())
+		var e exit
+		if errors.As(err, &e); e.code != tt.code {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}
+
+func TestCountersAreRead(t *testing.T) {
+	got := parseCounters("# HELP x y\nmeridian_a_total{b=\"c } d\"} 2\nmeridian_a_total{b=\"e\"} 3\nmeridian_gauge 5\nother_total 1\nmeridian_b_total 1e3\nmeridian_c_total x\n")
+	if len(got) != 2 || got["meridian_a_total"] != 5 || got["meridian_b_total"] != 1000 {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestRowsBesideTimelinesAreFound(t *testing.T) {
+	dir := t.TempDir()
+	for _, n := range []string{"a.rows.ndjson", "b.rows.ndjson", "timeline-x.jsonl"} {
+		if err := os.WriteFile(filepath.Join(dir, n), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, args := range [][]string{{dir}, {filepath.Join(dir, "timeline-x.jsonl")}, {filepath.Join(dir, "a.rows.ndjson"), dir}} {
+		if found, _, err := rowFiles(args); err != nil || len(found) != 2 {
+			t.Errorf("%v: %v, %v", args, found, err)
+		}
+	}
+	if found, others, _ := rowFiles([]string{filepath.Join(dir, "a.rows.ndjson")}); len(found) != 1 || len(others) != 0 {
+		t.Errorf("%v %v", found, others)
+	}
+}

@@ -1,0 +1,106 @@
+package rowcheck
+
+// compare holds the ledgers of one engine against each other. Sums over rows are only compared when every row from the
+// first is there.
+func (c *Checker) compare(name string, n *node) {
+	whole := n.first == 1 && n.lost == 0
+	if whole {
+		c.conserved(name, n)
+		c.counted(name, n)
+	}
+	c.recorded(name, n, whole)
+	c.chunks(name, n)
+}
+
+// conserved: what came has gone, once the engine is idle.
+func (c *Checker) conserved(name string, n *node) {
+	q := &n.requests
+	if n.newest.Requests.Active+n.newest.Requests.Queued > 0 {
+		return
+	}
+	if ended := q.Completed + q.Cancelled + q.Expired + q.Failed; ended != q.New {
+		c.fault(n.at, "%s is idle, but its rows count %d new requests and %d that ended", name, q.New, ended)
+	}
+	k := &n.newest.KV
+	if !k.Sampled {
+		return
+	}
+	if k.Used == 0 && k.AllocNew-k.Freed != k.Evictable {
+		c.fault(n.at, "%s is idle: %d KV blocks handed out, %d freed, and %d are kept for reuse", name, k.AllocNew, k.Freed, k.Evictable)
+	}
+	if k.AllocNew != n.alloc {
+		c.fault(n.at, "the rows of %s add up to %d new KV blocks, the last one says %d since the start", name, n.alloc, k.AllocNew)
+	}
+}
+
+// counted: the counters are the sums of the rows.
+func (c *Checker) counted(name string, n *node) {
+	q := &n.requests
+	for _, p := range []struct {
+		counter string
+		rows    int64
+	}{
+		{"meridian_num_requests_new_total", q.New},
+		{"meridian_num_requests_completed_total", q.Completed},
+		{"meridian_num_requests_cancelled_total", q.Cancelled},
+		{"meridian_num_requests_expired_total", q.Expired},
+		{"meridian_num_requests_failed_total", q.Failed},
+		{"meridian_num_requests_preempted_total", q.Suspended},
+		{"meridian_iter_prompt_tokens_total", n.sums.Prompt},
+		{"meridian_iter_cached_tokens_total", n.sums.Cached},
+		{"meridian_iter_context_tokens_total", n.sums.Context},
+		{"meridian_iter_output_tokens_total", n.sums.Output},
+		{"meridian_kv_cache_alloc_new_blocks_total", n.kv.AllocNew},
+		{"meridian_kv_cache_reused_blocks_total", n.kv.Reused},
+		{"meridian_kv_cache_missed_blocks_total", n.kv.Missed},
+	} {
+		if v, ok := n.counters[p.counter]; ok && v != float64(p.rows) {
+			c.fault(n.countersAt, "%s of %s is %v, its rows add up to %d", p.counter, name, v, p.rows)
+		}
+	}
+}
+
+// recorded: records are requests that the engine ran. There may be fewer of them: a request may have come past the router.
+func (c *Checker) recorded(name string, n *node, whole bool) {
+	r := &n.records
+	idle := n.newest.Requests.Active+n.newest.Requests.Queued == 0
+	if r.n == 0 || !whole || !idle {
+		return
+	}
+	if r.lastIter > n.lastIter {
+		c.fault(n.at, "a request of %s ran in iteration %d, the rows end with %d though the engine is idle", name, r.lastIter, n.lastIter)
+	}
+	more := n.requests.NewActive < r.n
+	if more {
+		c.fault(n.at, "the timelines hold %d requests that ran on %s, its rows count %d", r.n, name, n.requests.NewActive)
+	}
+	all := n.requests.NewActive == r.n
+	for _, p := range []struct {
+		what          string
+		records, rows int64
+		exact         bool
+	}{
+		{"prompt tokens", r.prompt, n.sums.Prompt, true},
+		{"reused prompt tokens", r.cached, n.sums.Cached, true},
+		{"new KV blocks", r.alloc, n.alloc, true},
+		{"output tokens", r.output, n.sums.Output, false}, // what a stop string or a cancel cut off was sampled too
+	} {
+		if !more && (p.records > p.rows || all && p.exact && p.records != p.rows) {
+			c.fault(n.at, "the records of %s add up to %d %s, its rows to %d", name, p.records, p.what, p.rows)
+		}
+	}
+}
+
+// chunks: a prefill that a record places in an iteration is in the row of that iteration.
+func (c *Checker) chunks(name string, n *node) {
+	for iter, tokens := range n.records.chunkTokens {
+		b, ok := n.batches[iter]
+		switch size := n.records.chunkSize[iter]; {
+		case !ok:
+		case tokens > b.context:
+			c.fault(n.at, "iteration %d of %s computed %d prompt tokens, records say %d", iter, name, b.context, tokens)
+		case size != b.size:
+			c.fault(n.at, "iteration %d of %s had a batch of %d, a record says %d", iter, name, b.size, size)
+		}
+	}
+}

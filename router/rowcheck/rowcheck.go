@@ -1,0 +1,213 @@
+// Package rowcheck holds three ledgers of a node against each other: the rows of its engine's iterations, its counters as
+// Prometheus reads them, and the records of its requests in timelines. It is pure: it is given lines and says what does
+// not agree, with both numbers.
+//
+// A file of rows (*.rows.ndjson) has a line for each row, as GET /iteration_stats gives it; lines with the counters of a
+// node, of which the last counts; and, where rows were lost before they were read, lines that say how many.
+package rowcheck
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"meridian.internal/router/timeline"
+	"meridian.internal/shared/phase"
+	"meridian.internal/shared/rows"
+)
+
+// Checker takes in lines and timelines in any order. It belongs to one goroutine.
+type Checker struct {
+	codec  *rows.Codec
+	nodes  map[key]*node
+	faults []Fault
+	// Rows counts the rows that were read.
+	Rows int64
+}
+
+// Fault is a sentence about a place.
+type Fault struct{ At, Text string }
+
+// key is one engine: a name and the clock of its process.
+type key struct{ name, clock string }
+
+// node is what is known of one engine.
+type node struct {
+	at       string // where its newest row was read
+	rows     int64
+	first    int64 // sequence numbers
+	last     int64
+	lastIter int64
+	lost     int64
+	newest   rows.Row
+	kv       rows.KV // of the newest row that had it
+	requests rows.Requests
+	sums     rows.Sums
+	alloc    int64 // sum of the KV changes
+	batches  map[int64]batch
+
+	counters   map[string]float64
+	countersAt string
+
+	records records
+}
+
+// batch is what a row says of an iteration.
+type batch struct{ size, context int64 }
+
+// records are the sums over the requests that the engine ran.
+type records struct {
+	n, prompt, cached, output, alloc int64
+	lastIter                         int64
+	chunkTokens                      map[int64]int64
+	chunkSize                        map[int64]int64
+}
+
+// New returns a checker.
+func New() *Checker { return &Checker{codec: rows.NewCodec(), nodes: map[key]*node{}} }
+
+func (c *Checker) node(name, clock string) *node {
+	k := key{name, clock}
+	n := c.nodes[k]
+	if n == nil {
+		n = &node{batches: map[int64]batch{}, records: records{chunkTokens: map[int64]int64{}, chunkSize: map[int64]int64{}}}
+		c.nodes[k] = n
+	}
+	return n
+}
+
+func (c *Checker) fault(at, format string, args ...any) {
+	c.faults = append(c.faults, Fault{at, fmt.Sprintf(format, args...)})
+}
+
+// Line takes in a line of a file of rows, read at a place.
+func (c *Checker) Line(b []byte, at string) {
+	x, err := parseExtra(b)
+	switch {
+	case err != nil:
+		c.fault(at, "the line cannot be read: %v", err)
+	case x.schema == CountersSchema:
+		n := c.node(x.node, x.clock)
+		n.counters, n.countersAt = x.counters, at
+	case x.schema == LostSchema:
+		n := c.node(x.node, x.clock)
+		n.lost += x.lost
+		n.last += x.lost
+	default:
+		s, r, err := c.codec.Parse(b)
+		if err != nil && !errors.Is(err, rows.ErrSchema) {
+			c.fault(at, "the row cannot be read: %v", err)
+		} else if err == nil {
+			c.row(&s, &r, at)
+		}
+	}
+}
+
+// row takes in one row.
+func (c *Checker) row(s *rows.Static, r *rows.Row, at string) {
+	c.Rows++
+	n := c.node(s.Node, s.ClockID)
+	if n.rows > 0 || n.lost > 0 {
+		if r.Seq != n.last+1 {
+			c.fault(at, "row %d of %s follows row %d: rows are missing, or there twice", r.Seq, s.Node, n.last)
+			n.lost += max(r.Seq-n.last-1, 1)
+		} else if n.rows > 0 && (r.Iter < n.newest.Iter || r.Iter == n.newest.Iter && !r.Drain) {
+			c.fault(at, "row %d of %s is of iteration %d, the one before of %d", r.Seq, s.Node, r.Iter, n.newest.Iter)
+		}
+	} else {
+		n.first = r.Seq
+	}
+	n.rows++
+	n.at, n.last, n.newest = at, r.Seq, *r
+	n.lastIter = max(n.lastIter, r.Iter)
+	n.add(r)
+	if f, ok := negative(r); ok {
+		c.fault(at, "row %d of %s: %s", r.Seq, s.Node, f)
+	}
+	if k := &r.KV; k.Sampled && k.Free+k.Used != k.Max {
+		c.fault(at, "row %d of %s: %d free and %d used KV blocks are not the %d that there are", r.Seq, s.Node, k.Free, k.Used, k.Max)
+	}
+}
+
+func (n *node) add(r *rows.Row) {
+	q, a := &n.requests, &r.Requests
+	q.New += a.New
+	q.NewActive += a.NewActive
+	q.Completed += a.Completed
+	q.Cancelled += a.Cancelled
+	q.Expired += a.Expired
+	q.Failed += a.Failed
+	q.Suspended += a.Suspended
+	n.sums.Prompt += r.Sums.Prompt
+	n.sums.Cached += r.Sums.Cached
+	n.sums.Context += r.Sums.Context
+	n.sums.Output += r.Sums.Output
+	if r.KV.Sampled {
+		n.kv = r.KV
+		n.alloc += r.KV.DAllocNew
+	}
+	if !r.Drain {
+		n.batches[r.Iter] = batch{r.Batch.Scheduled.V, r.Batch.CtxTokens.V}
+	}
+}
+
+// negative tells whether a duration or a count is below zero.
+func negative(r *rows.Row) (string, bool) {
+	for _, d := range []struct {
+		name string
+		span rows.Span
+	}{{"iterLatencyMS", r.IterLatency}, {"iterSpanMS", r.IterSpan}, {"hostStepTimeMS", r.HostStep}, {"gpuForwardTimeMS", r.Forward}, {"prevDeviceStepTimeMS", r.PrevDevice}} {
+		if d.span.OK && d.span.NS < 0 {
+			return fmt.Sprintf("%s is %v", d.name, float64(d.span.NS)/1e6), true
+		}
+	}
+	q := &r.Requests
+	for _, v := range []int64{q.New, q.NewActive, q.Completed, q.Cancelled, q.Expired, q.Failed, r.Sums.Prompt, r.Sums.Cached, r.Sums.Output} {
+		if v < 0 {
+			return fmt.Sprintf("a count is %d", v), true
+		}
+	}
+	return "", false
+}
+
+// Timeline takes in the records of one request.
+func (c *Checker) Timeline(l *timeline.Line) {
+	for i := range l.Phases {
+		p := &l.Phases[i]
+		if p.Role == phase.Disagg || p.Iters == nil {
+			continue
+		}
+		r := &c.node(p.Node, string(p.Clock.ID)).records
+		r.n++
+		r.prompt += int64(p.Tokens.Prompt)
+		r.cached += int64(p.Tokens.Cached)
+		r.output += int64(p.Tokens.Output)
+		r.lastIter = max(r.lastIter, p.Iters.Last)
+		if p.KV != nil {
+			r.alloc += int64(p.KV.AllocNewBlocks)
+		}
+		iters, tokens, sizes := p.Chunks.Column("iter"), p.Chunks.Column("tokens"), p.Chunks.Column("batch_size")
+		for k, iter := range iters {
+			if k < len(tokens) && k < len(sizes) {
+				r.chunkTokens[iter] += tokens[k]
+				r.chunkSize[iter] = sizes[k]
+			}
+		}
+	}
+}
+
+// Finish compares the ledgers and returns everything that does not agree.
+func (c *Checker) Finish() []Fault {
+	var keys []key
+	for k := range c.nodes {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, func(a, b key) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.clock, b.clock)) })
+	for _, k := range keys {
+		if n := c.nodes[k]; n.rows > 0 {
+			c.compare(k.name, n)
+		}
+	}
+	return c.faults
+}

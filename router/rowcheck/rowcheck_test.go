@@ -1,0 +1,110 @@
+package rowcheck
+
+import (
+	"strings"
+	"testing"
+
+	"meridian.internal/router/timeline"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/phase"
+	"meridian.internal/shared/rows"
+)
+
+// world is two rows, the counters and the one record that belong together.
+type world struct {
+	static   rows.Static
+	rows     []rows.Row
+	counters map[string]float64
+	line     timeline.Line
+	lost     int64
+}
+
+func good() *world {
+	w := &world{static: rows.Static{Node: "ctx0", ClockID: "c"}}
+	a := rows.Row{Seq: 1, Iter: 1, Requests: rows.Requests{New: 1, NewActive: 1, Active: 1}, Sums: rows.Sums{Prompt: 12, Cached: 4, Context: 8, Output: 1}}
+	a.Batch.Scheduled, a.Batch.CtxTokens = rows.Some(1), rows.Some(8)
+	a.KV = rows.KV{Sampled: true, Max: 10, Free: 7, Used: 3, AllocNew: 2, DAllocNew: 2, Reused: 1}
+	b := rows.Row{Seq: 2, Iter: 2, Requests: rows.Requests{Completed: 1}, Sums: rows.Sums{Output: 1}}
+	b.Batch.Scheduled, b.Batch.CtxTokens = rows.Some(1), rows.Some(0)
+	b.KV = rows.KV{Sampled: true, Max: 10, Free: 10, AllocNew: 2, Freed: 1, Evictable: 1, Reused: 1}
+	w.rows = []rows.Row{a, b}
+	w.counters = map[string]float64{"meridian_num_requests_new_total": 1, "meridian_num_requests_completed_total": 1, "meridian_iter_output_tokens_total": 2}
+	w.line = timeline.Line{Phases: []timeline.Phase{{
+		Role: phase.Ctx, Node: "ctx0", Clock: timeline.PhaseClock{ID: "c"}, Iters: &phase.Iters{First: 1, Last: 2},
+		Tokens: phase.Tokens{Prompt: 12, Cached: 4, Output: 2}, KV: &infer.KVCounts{AllocNewBlocks: 2},
+		Chunks: &timeline.Columns{Names: []string{"iter", "tokens", "batch_size"}, Values: [][]int64{{1}, {8}, {1}}},
+	}}}
+	return w
+}
+
+func (w *world) check() []Fault {
+	c := New()
+	if w.lost > 0 {
+		c.Line(AppendLost(nil, w.static.Node, w.static.ClockID, w.lost), "f:0")
+	}
+	for i := range w.rows {
+		c.Line(rows.NewCodec().Append(nil, &w.static, &w.rows[i]), "f:1")
+	}
+	if w.counters != nil {
+		c.Line(AppendCounters(nil, w.static.Node, w.static.ClockID, w.counters), "f:3")
+	}
+	c.Timeline(&w.line)
+	return c.Finish()
+}
+
+func TestEachDisagreementIsASentence(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*world)
+		want   string // "": all agrees
+	}{
+		{"all agree", func(*world) {}, ""},
+		{"no records at all", func(w *world) { w.line = timeline.Line{} }, ""},
+		{"no counters", func(w *world) { w.counters = nil }, ""},
+		{"a row is gone", func(w *world) { w.rows[1].Seq = 3 }, "row 3 of ctx0 follows row 1"},
+		{"a row is there twice", func(w *world) { w.rows = append(w.rows, w.rows[1]) }, "row 2 of ctx0 follows row 2"},
+		{"rows that were lost are said to be", func(w *world) { w.lost, w.rows[0].Seq, w.rows[1].Seq = 5, 6, 7 }, ""},
+		{"iterations that go back", func(w *world) { w.rows[1].Iter, w.line.Phases = 1, nil }, "is of iteration 1, the one before of 1"},
+		{"a request that never ended", func(w *world) {
+			w.rows[1].Requests.Completed = 0
+			delete(w.counters, "meridian_num_requests_completed_total")
+		}, "1 new requests and 0 that ended"},
+		{"blocks that leaked", func(w *world) { w.rows[1].KV.Freed = 0 }, "2 KV blocks handed out, 0 freed"},
+		{"blocks that are not there", func(w *world) { w.rows[0].KV.Used = 2 }, "7 free and 2 used KV blocks"},
+		{"a change that is missing", func(w *world) { w.rows[0].KV.DAllocNew = 1; w.line.Phases[0].KV = nil; w.line.Phases = nil }, "add up to 1 new KV blocks, the last one says 2"},
+		{"a counter that is off", func(w *world) { w.counters["meridian_iter_output_tokens_total"] = 3 }, "meridian_iter_output_tokens_total of ctx0 is 3, its rows add up to 2"},
+		{"a record too many", func(w *world) { w.line.Phases = append(w.line.Phases, w.line.Phases[0]); w.line.Phases[1].Chunks = nil }, "hold 2 requests that ran on ctx0, its rows count 1"},
+		{"prompt tokens that differ", func(w *world) { w.line.Phases[0].Tokens.Prompt = 11 }, "11 prompt tokens, its rows to 12"},
+		{"output that was never sampled", func(w *world) { w.line.Phases[0].Tokens.Output = 3 }, "3 output tokens, its rows to 2"},
+		{"output that was cut off", func(w *world) { w.line.Phases[0].Tokens.Output = 1 }, ""},
+		{"KV blocks that differ", func(w *world) { w.line.Phases[0].KV.AllocNewBlocks = 1 }, "1 new KV blocks, its rows to 2"},
+		{"an iteration after the last", func(w *world) { w.line.Phases[0].Iters.Last = 9 }, "ran in iteration 9, the rows end with 2"},
+		{"a chunk that was not computed", func(w *world) { w.line.Phases[0].Chunks.Values[1][0] = 9 }, "computed 8 prompt tokens, records say 9"},
+		{"a batch of another size", func(w *world) { w.line.Phases[0].Chunks.Values[2][0] = 2 }, "had a batch of 1, a record says 2"},
+		{"a record of another process", func(w *world) { w.line.Phases[0].Clock.ID, w.line.Phases[0].Tokens.Prompt = "old", 99 }, ""},
+		{"a negative time", func(w *world) { w.rows[0].IterLatency = rows.SomeSpan(-5e5) }, "iterLatencyMS is -0.5"},
+	} {
+		w := good()
+		tt.change(w)
+		got := w.check()
+		switch {
+		case tt.want == "" && len(got) > 0:
+			t.Errorf("%s: %v", tt.name, got)
+		case tt.want != "" && (len(got) != 1 || !strings.Contains(got[0].Text, tt.want)):
+			t.Errorf("%s: %v, want one sentence with %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+func FuzzLine(f *testing.F) {
+	w := good()
+	f.Add(rows.NewCodec().Append(nil, &w.static, &w.rows[0]))
+	f.Add(AppendCounters(nil, "n", "c", map[string]float64{"a": 1}))
+	f.Add(AppendLost(nil, "n", "c", 4))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c := New()
+		c.Line(b, "f:1")
+		c.Line(b, "f:2")
+		c.Finish()
+	})
+}
