@@ -57,7 +57,7 @@ func BenchmarkDevice(b *testing.B) {
 	blocks := maxSlots * (2048 + 64) / perBlock
 	d := open(b, m, Options{TokensPerBlock: perBlock, KVBlocks: blocks, MaxSlots: maxSlots})
 	defer shut(b, d)
-	for _, c := range []struct{ batch, context int }{{1, 1024}, {16, 1024}, {64, 1024}, {256, 2048}} {
+	for _, c := range []struct{ batch, context int }{{1, 64}, {1, 1024}, {16, 1024}, {64, 64}, {64, 1024}, {256, 2048}} {
 		b.Run(fmt.Sprintf("decode batch %d context %d", c.batch, c.context), func(b *testing.B) { decodeBench(b, d, c.batch, c.context) })
 	}
 	for _, n := range []int{512, 2048, 8192, 32768} {

@@ -58,7 +58,7 @@ var driverCalls = []string{
 	"cuStreamCreate", "cuStreamDestroy_v2", "cuStreamSynchronize", "cuStreamBeginCapture_v2", "cuStreamEndCapture",
 	"cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuGraphExecDestroy", "cuGraphDestroy",
 	"cuEventCreate", "cuEventDestroy_v2", "cuEventRecord", "cuEventSynchronize",
-	"cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuLaunchKernel",
+	"cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuLaunchKernelEx",
 }
 
 func openDriver() (*driver, error) {

@@ -18,6 +18,8 @@ func (d *device) forward(p pass) {
 	if d.info.Stage.First == 0 {
 		d.launch("embed", grid{x: p.rows, threads: 256}, meta, uint64(d.weights.embed), uint64(d.last), uint64(d.hidden.at))
 	}
+	d.overlap = d.arch >= 90
+	defer func() { d.overlap = false }()
 	for i := range d.weights.layers {
 		d.layer(i, p)
 	}

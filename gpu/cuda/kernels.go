@@ -117,7 +117,7 @@ func build(l *library, source, option string) ([]byte, error) {
 }
 
 // grid is the shape of a launch.
-type grid struct{ x, y, z, threads, shared int }
+type grid struct{ x, y, z, threads int }
 
 // launcher launches kernels of one module on one stream. Its first error sticks: a caller looks once, at the end.
 type launcher struct {
@@ -125,6 +125,8 @@ type launcher struct {
 	kernels  *kernels
 	args     [12]uint64
 	pointers [12]*uint64
+	config   launchConfig
+	overlap  bool // kernels may begin to come while the one before ends
 	err      error
 }
 
@@ -136,14 +138,37 @@ func newLauncher(s *stream, k *kernels) *launcher {
 	return l
 }
 
+// launchConfig is CUlaunchConfig.
+type launchConfig struct {
+	gridX, gridY, gridZ, blockX, blockY, blockZ, shared uint32
+	stream                                              uintptr
+	attributes                                          *launchAttribute
+	count                                               uint32
+}
+
+// launchAttribute is CUlaunchAttribute.
+type launchAttribute struct {
+	id    uint32
+	value [17]uint32 // behind 4 bytes of padding
+}
+
+// serialization lets a kernel's blocks come before the kernel before has ended; the kernel itself waits for that one.
+var serialization = launchAttribute{id: 6, value: [17]uint32{1: 1}}
+
 // launch queues a kernel. An argument that is narrower than 64 bits stands in the low bits.
 func (l *launcher) launch(name string, g grid, args ...uint64) {
 	if l.err != nil {
 		return
 	}
 	copy(l.args[:], args)
-	err := l.do("cuLaunchKernel", l.kernels.calls[name], uintptr(max(g.x, 1)), uintptr(max(g.y, 1)), uintptr(max(g.z, 1)),
-		uintptr(g.threads), 1, 1, uintptr(g.shared), l.handle, uintptr(unsafe.Pointer(&l.pointers[0])), 0)
+	l.config = launchConfig{
+		gridX: uint32(max(g.x, 1)), gridY: uint32(max(g.y, 1)), gridZ: uint32(max(g.z, 1)), blockX: uint32(g.threads), blockY: 1, blockZ: 1,
+		stream: l.handle, attributes: &serialization,
+	}
+	if l.overlap {
+		l.config.count = 1
+	}
+	err := l.do("cuLaunchKernelEx", uintptr(unsafe.Pointer(&l.config)), l.kernels.calls[name], uintptr(unsafe.Pointer(&l.pointers[0])), 0)
 	if err != nil {
 		l.err = fmt.Errorf("kernel %s: %w", name, err)
 	}

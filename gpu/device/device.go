@@ -93,6 +93,9 @@ func openBackend(o Options, m *model.Model, blocks int, now func() int64) (backe
 			},
 		})
 	}
+	if o.Device == "cuda" {
+		return openCUDA(o, m, blocks, now)
+	}
 	return cpu.New(m, cpu.Options{
 		TokensPerBlock: o.TokensPerBlock, KVBlocks: blocks, MaxSlots: o.MaxBatchSize, Threads: o.Threads, Now: now,
 	})
@@ -103,7 +106,10 @@ func (o *Options) blocks(c *model.Config) (int, error) {
 	if o.KVBlocks > 0 {
 		return o.KVBlocks, nil
 	}
-	const element = 4 // both devices keep KV in float32
+	element := 4 // bytes: KV is float32 but for the normal mode of cuda
+	if o.Device == "cuda" && !o.Deterministic {
+		element = 2
+	}
 	size := Size(o.TokensPerBlock) * Size(c.Layers*2*c.KVHeads*c.HeadSize*element)
 	context := (c.ContextLen + o.TokensPerBlock - 1) / o.TokensPerBlock
 	if o.KVMemory == 0 {

@@ -19,6 +19,8 @@ import (
 type Options struct {
 	Model          string `help:"Checkpoint folder in Hugging Face's form. Empty: the embedded model meridian-tiny." type:"path" placeholder:"DIR"`
 	Device         string `help:"What computes: cpu, sim (no arithmetic, a cost model of time) or cuda." enum:"cpu,sim,cuda" default:"cpu"`
+	GPU            int    `help:"Number of the card of --device cuda." default:"0" name:"gpu"`
+	Deterministic  bool   `help:"cuda computes in float32 with sums that do not depend on the batch: equal texts in every batch, at a fraction of the speed."`
 	Threads        int    `help:"Goroutines of the cpu device. 0: one a processor." default:"0"`
 	MaxNumTokens   int    `help:"Tokens of one step; longer prompts are cut into chunks. More: prefill is faster, decode of others waits longer." default:"2048"`
 	MaxBatchSize   int    `help:"Sequences that run at the same time." default:"64"`
@@ -98,7 +100,7 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("--max-num-tokens %d: must be at least --max-batch-size, %d", o.MaxNumTokens, o.MaxBatchSize)
 	case o.KVBlocks > 0 && o.KVMemory > 0:
 		return fmt.Errorf("--kv-blocks %d and --kv-memory %d: give one of them", o.KVBlocks, o.KVMemory)
-	case o.Device == "cuda":
+	case o.Device == "cuda" && !cudaBuilt:
 		return fmt.Errorf("--device cuda: %w", ErrUnavailable)
 	case o.Ranks > 1:
 		return fmt.Errorf("--ranks %d: %w; 1 is", o.Ranks, ErrUnavailable)

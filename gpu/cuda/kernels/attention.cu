@@ -1,5 +1,5 @@
 // Attention of one query token over its KV blocks, with a running maximum. A token of KV is read by LPT lanes that hold
-// VEC elements each; a warp reads 32 / LPT tokens at a time, the four warps of a block take turns of TURN tokens.
+// VEC elements each; a warp reads 32 / LPT tokens at a time, the four warps of a block take turns. Scores are to base 2.
 #if HS % 8 == 0
 #define VEC 8
 #elif HS % 4 == 0
@@ -12,23 +12,37 @@
 #define TPW (32 / LPT)
 #define GQ (GROUP < 4 ? GROUP : GROUP % 4 == 0 ? 4 : GROUP % 3 == 0 ? 3 : GROUP % 2 == 0 ? 2 : 1)
 
-__device__ __forceinline__ void loadVec(const T* p, float* v) {
-#if BF16 && HS % 8 == 0
-  uint4 q = *(const uint4*)p;
-  const u32* w = &q.x;
-#pragma unroll
-  for (int i = 0; i < 4; i++) { v[2 * i] = __uint_as_float(w[i] << 16); v[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u); }
+#define DEEP 4                 // tokens that a lane has under way
+#define STEP (4 * TPW * DEEP)  // tokens that a block takes at a time
+
+// Vec is what a lane holds of one token, as it lies in memory.
+#if BF16 && VEC == 8
+typedef uint4 Vec;
 #else
-#pragma unroll
-  for (int i = 0; i < VEC; i++) v[i] = widen(p[i]);
+struct Vec { T v[VEC]; };
 #endif
+
+// unpack widens; zeros if there is nothing.
+__device__ __forceinline__ void unpack(const Vec& p, float* out, bool there) {
+#pragma unroll
+  for (int i = 0; i < VEC; i++) {
+#if BF16 && VEC == 8
+    u32 w = i < 2 ? p.x : i < 4 ? p.y : i < 6 ? p.z : p.w;
+    out[i] = __uint_as_float(i % 2 ? w & 0xffff0000u : w << 16);
+#else
+    out[i] = widen(p.v[i]);
+#endif
+    if (!there) out[i] = 0.f;
+  }
 }
+
+__device__ __forceinline__ void loadVec(const T* p, float* v) { unpack(*(const Vec*)p, v, true); }
 
 // merge adds a part (maximum m2, sum l2, weight of acc2 to come) to (m, l); it gives the factors of both accumulators.
 __device__ __forceinline__ void merge(float& m, float& l, float m2, float l2, float& f, float& f2) {
   float top = fmaxf(m, m2);
-  f = m == -INF ? 0.f : expf(m - top);
-  f2 = m2 == -INF ? 0.f : expf(m2 - top);
+  f = m == -INF ? 0.f : exp2f(m - top);
+  f2 = m2 == -INF ? 0.f : exp2f(m2 - top);
   l = __fmul_rn(l, f) + __fmul_rn(l2, f2);
   m = top;
 }
@@ -36,6 +50,7 @@ __device__ __forceinline__ void merge(float& m, float& l, float m2, float l2, fl
 // attend: grid (row, KV head * GROUP / GQ, split), 128 threads. With one split the result goes to out (row, HEADS * HS);
 // otherwise to partial (row, head, split, HS + 2), for combine. window 0: all.
 extern "C" __global__ void __launch_bounds__(128) attend(const int* meta, const T* qkv, const T* kv, T* out, float* partial, int layer, int window) {
+  BEGIN;
   __shared__ float shared[4][GQ][HS + 2];
   int r = blockIdx.x, kvHead = blockIdx.y / (GROUP / GQ), head0 = kvHead * GROUP + blockIdx.y % (GROUP / GQ) * GQ;
   if (r >= meta[H_ROWS]) return;
@@ -46,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(128) attend(const int* meta, const 
   bool holds = part < PARTS;
   int end = row->pos + 1, from = window > 0 && end > window ? end - window : 0;
   if (gridDim.z > 1) {
-    int share = ((end - from + gridDim.z - 1) / gridDim.z + TPW - 1) / TPW * TPW;
+    int share = ((end - from + gridDim.z - 1) / gridDim.z + STEP - 1) / STEP * STEP;
     from += blockIdx.z * share;
     end = min(end, from + share);
   }
@@ -59,38 +74,60 @@ extern "C" __global__ void __launch_bounds__(128) attend(const int* meta, const 
     for (int i = 0; i < VEC; i++) acc[g][i] = q[g][i] = 0.f;
     if (holds) loadVec(qkv + (size_t)r * QKV + (head0 + g) * HS + part * VEC, q[g]);
 #pragma unroll
-    for (int i = 0; i < VEC; i++) q[g][i] *= rsqrtf((float)HS);
+    for (int i = 0; i < VEC; i++) q[g][i] *= rsqrtf((float)HS) * 1.4426950408889634f;  // scores are to base 2
   }
   // Which warp and lane takes a position depends on the position alone, so the result does not depend on the batch.
-  int first = from / (4 * TPW) * (4 * TPW);
-  for (int at = first + warp * TPW + sub; at - sub < end; at += 4 * TPW) {
-    bool sees = at >= from && at < end;
-    float k[VEC], v[VEC];
+  for (int at = from / STEP * STEP + warp * TPW + sub; at - sub - warp * TPW < end; at += STEP) {
+    Vec k[DEEP], v[DEEP];
+    bool sees[DEEP];
 #pragma unroll
-    for (int i = 0; i < VEC; i++) k[i] = v[i] = 0.f;
-    if (sees && holds) {
-      const T* p = kv + kvAt(table[at / BLOCK_TOKENS], layer, 0, at % BLOCK_TOKENS, kvHead) + part * VEC;
-      loadVec(p, k);
-      loadVec(p + (size_t)BLOCK_TOKENS * KVHEADS * HS, v);
+    for (int u = 0; u < DEEP; u++) {  // all the loads first
+      int p = at + u * 4 * TPW;
+      sees[u] = p >= from && p < end;
+      if (!sees[u] || !holds) continue;
+      const T* t = kv + kvAt(table[p / BLOCK_TOKENS], layer, 0, p % BLOCK_TOKENS, kvHead) + part * VEC;
+      k[u] = *(const Vec*)t;
+      v[u] = *(const Vec*)(t + (size_t)BLOCK_TOKENS * KVHEADS * HS);
+    }
+    float s[DEEP][GQ];
+#pragma unroll
+    for (int u = 0; u < DEEP; u++) {
+      float w[VEC];
+      unpack(k[u], w, sees[u] && holds);
+#pragma unroll
+      for (int g = 0; g < GQ; g++) {
+        s[u][g] = 0.f;
+#pragma unroll
+        for (int i = 0; i < VEC; i++) s[u][g] = fmaf(q[g][i], w[i], s[u][g]);
+#pragma unroll
+        for (int o = LPT / 2; o > 0; o >>= 1) s[u][g] += __shfl_xor_sync(~0u, s[u][g], o);
+        if (!sees[u]) s[u][g] = -INF;
+      }
     }
 #pragma unroll
     for (int g = 0; g < GQ; g++) {
-      float s = 0.f;
+      float top = m[g];
 #pragma unroll
-      for (int i = 0; i < VEC; i++) s = fmaf(q[g][i], k[i], s);
+      for (int u = 0; u < DEEP; u++) top = fmaxf(top, s[u][g]);
+      float base = top == -INF ? 0.f : top, f = exp2f(m[g] - base);
+      m[g] = top;
+      l[g] *= f;
 #pragma unroll
-      for (int o = LPT / 2; o > 0; o >>= 1) s += __shfl_xor_sync(~0u, s, o);
-      if (!sees) continue;
-      float f = 1.f, w = 1.f;
-      if (s > m[g]) {
-        f = m[g] == -INF ? 0.f : __expf(m[g] - s);
-        m[g] = s;
-      } else {
-        w = __expf(s - m[g]);
+      for (int i = 0; i < VEC; i++) acc[g][i] *= f;
+#pragma unroll
+      for (int u = 0; u < DEEP; u++) {
+        s[u][g] = exp2f(s[u][g] - base);
+        l[g] += s[u][g];
       }
-      l[g] = fmaf(l[g], f, w);
+    }
 #pragma unroll
-      for (int i = 0; i < VEC; i++) acc[g][i] = fmaf(acc[g][i], f, w * v[i]);
+    for (int u = 0; u < DEEP; u++) {
+      float w[VEC];
+      unpack(v[u], w, sees[u] && holds);
+#pragma unroll
+      for (int g = 0; g < GQ; g++)
+#pragma unroll
+        for (int i = 0; i < VEC; i++) acc[g][i] = fmaf(s[u][g], w[i], acc[g][i]);
     }
   }
 #pragma unroll
@@ -131,6 +168,7 @@ extern "C" __global__ void __launch_bounds__(128) attend(const int* meta, const 
 
 // combine merges the splits of attend: grid (row, head), HS threads at least.
 extern "C" __global__ void combine(const int* meta, const float* partial, T* out, int splits) {
+  BEGIN;
   int r = blockIdx.x, head = blockIdx.y, e = threadIdx.x;
   if (r >= meta[H_ROWS] || e >= HS) return;
   const float* from = partial + ((size_t)r * HEADS + head) * splits * (HS + 2);

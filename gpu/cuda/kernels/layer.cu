@@ -2,6 +2,7 @@
 
 // embed fills the stream with the rows of the embedding.
 extern "C" __global__ void embed(const int* meta, const T* table, const int* last, float* stream) {
+  BEGIN;
   int r = blockIdx.x;
   if (r >= meta[H_ROWS]) return;
   const Row* row = rowAt(meta, r);
@@ -13,6 +14,7 @@ extern "C" __global__ void embed(const int* meta, const T* table, const int* las
 
 // rmsNorm is x / sqrt(mean(x^2) + eps) * weight. With picked, row i of out is the wanted row i of the step.
 extern "C" __global__ void rmsNorm(const int* meta, const float* stream, const T* weight, T* out, int picked) {
+  BEGIN;
   __shared__ float shared[33];
   int r = blockIdx.x;
   if (r >= meta[picked ? H_WANTED : H_ROWS]) return;
@@ -29,6 +31,7 @@ extern "C" __global__ void rmsNorm(const int* meta, const float* stream, const T
 // blocks. bias (QKV), qnorm and knorm (HS) may be null; turns is (position, HS / 2) of (cos, sin).
 extern "C" __global__ void rope(const int* meta, T* qkv, const T* bias, const T* qnorm, const T* knorm, const float2* turns,
                                 T* kv, int layer) {
+  BEGIN;
   int r = blockIdx.x, head = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5), lane = threadIdx.x & 31;
   if (r >= meta[H_ROWS] || head >= HEADS + 2 * KVHEADS) return;
   const Row* row = rowAt(meta, r);
@@ -71,6 +74,7 @@ extern "C" __global__ void rope(const int* meta, T* qkv, const T* bias, const T*
 
 // gated is silu(gate) * up; in is (row, gate then up).
 extern "C" __global__ void gated(const int* meta, const T* in, T* out) {
+  BEGIN;
   int r = blockIdx.x;
   if (r >= meta[H_ROWS]) return;
   const T* gate = in + (size_t)r * 2 * INTER;
@@ -98,6 +102,7 @@ extern "C" __global__ void gated(const int* meta, const T* in, T* out) {
 // product is out = x w^T (+ out), in float, each sum in rising order of k whatever the other rows are: the results do
 // not depend on the batch. One block makes 64 x 64 results; 256 threads, 4 x 4 each.
 extern "C" __global__ void product(const float* x, const float* w, float* out, int m, int n, int k, int add) {
+  BEGIN;
   __shared__ float xs[16][65], ws[16][65];
   int m0 = blockIdx.y * 64, n0 = blockIdx.x * 64, tx = threadIdx.x & 15, ty = threadIdx.x >> 4;
   float sum[4][4] = {};
@@ -129,6 +134,7 @@ extern "C" __global__ void product(const float* x, const float* w, float* out, i
 // moveKV copies one region between KV blocks and a packed buffer in the canonical layout; region is block, layers from
 // and to (of the stage), heads from and to, tokens from and to; out says the direction.
 extern "C" __global__ void moveKV(T* kv, T* packed, const int* regions, const u64* places, int out) {
+  BEGIN;
   const int* g = regions + blockIdx.x * 8;
   int layers = g[2] - g[1], heads = g[4] - g[3], tokens = g[6] - g[5];
   T* base = packed + places[blockIdx.x];
@@ -148,6 +154,7 @@ extern "C" __global__ void moveKV(T* kv, T* packed, const int* regions, const u6
 // copyBlocks copies whole KV blocks one after the other, as the list says; n pairs lie at list. A later copy may read
 // what an earlier one wrote, so one thread of the grid handles the same elements of every pair.
 extern "C" __global__ void copyBlocks(T* kv, const int* list, int n) {
+  BEGIN;
   const size_t size = (size_t)LAYERS * 2 * BLOCK_TOKENS * KVHEADS * HS;
   for (int c = 0; c < n; c++)
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < size; i += (size_t)gridDim.x * blockDim.x)

@@ -32,6 +32,7 @@ __device__ __forceinline__ void fetch(u32 ks, u32 vs, const T* kv, const int* ta
 
 // prefill: grid (head, tile), 256 threads. A tile is (first row, rows).
 extern "C" __global__ void __launch_bounds__(256) prefill(const int* meta, const T* qkv, const T* kv, T* out, int layer, int window) {
+  BEGIN;
   __shared__ __align__(128) T ks[2][KT * HS], vs[2][KT * HS];
   const int* tile = meta + meta[H_TILES_AT] + 2 * (gridDim.y - 1 - blockIdx.y);  // long ones first
   int head = blockIdx.x, kvHead = head / GROUP, first = tile[0], rows = tile[1];
@@ -141,21 +142,44 @@ extern "C" __global__ void prefill(const int* meta, const T* qkv, const T* kv, T
 // writes float (else T).
 extern "C" __global__ void __launch_bounds__(256) vector(const T* x, const T* w, void* out, int n, int k, int kind) {
 #if BF16
-  int row = (blockIdx.x * 8 + (threadIdx.x >> 5)) * 2, lane = threadIdx.x & 31;
-  if (row >= n) return;
+  int row = (blockIdx.x * 8 + (threadIdx.x >> 5)) * 2, lane = threadIdx.x & 31, pieces = k / 8;
+  FIRST;
+  if (row >= n) {
+    AFTER;
+    return;
+  }
   const uint4 *a = (const uint4*)(w + (size_t)row * k), *b = row + 1 < n ? (const uint4*)(w + (size_t)(row + 1) * k) : a;
-  const uint4* y = (const uint4*)x;
+  const uint4 *y = (const uint4*)x, none = {0, 0, 0, 0};
   float s0 = 0.f, s1 = 0.f;
-#pragma unroll 4
-  for (int i = lane; i < k / 8; i += 32) {
-    uint4 va = __ldcs(a + i), vb = __ldcs(b + i), vy = y[i];
-    const u32 *pa = &va.x, *pb = &vb.x, *py = &vy.x;
+  uint4 va[4], vb[4], na[4], nb[4];
+#pragma unroll
+  for (int j = 0; j < 4; j++) {  // weights never change: they may come while x is still being made
+    int i = lane + 32 * j;
+    va[j] = i < pieces ? __ldcs(a + i) : none;
+    vb[j] = i < pieces ? __ldcs(b + i) : none;
+  }
+  AFTER;
+  for (int at = lane; at - lane < pieces; at += 128) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      float lo = __uint_as_float(py[j] << 16), hi = __uint_as_float(py[j] & 0xffff0000u);
-      s0 = fmaf(__uint_as_float(pa[j] << 16), lo, fmaf(__uint_as_float(pa[j] & 0xffff0000u), hi, s0));
-      s1 = fmaf(__uint_as_float(pb[j] << 16), lo, fmaf(__uint_as_float(pb[j] & 0xffff0000u), hi, s1));
+      int i = at + 128 + 32 * j;
+      na[j] = i < pieces ? __ldcs(a + i) : none;
+      nb[j] = i < pieces ? __ldcs(b + i) : none;
     }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      int i = at + 32 * j;
+      uint4 vy = i < pieces ? y[i] : none;
+      const u32 *pa = &va[j].x, *pb = &vb[j].x, *py = &vy.x;
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        float lo = __uint_as_float(py[e] << 16), hi = __uint_as_float(py[e] & 0xffff0000u);
+        s0 = fmaf(__uint_as_float(pa[e] << 16), lo, fmaf(__uint_as_float(pa[e] & 0xffff0000u), hi, s0));
+        s1 = fmaf(__uint_as_float(pb[e] << 16), lo, fmaf(__uint_as_float(pb[e] & 0xffff0000u), hi, s1));
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) { va[j] = na[j]; vb[j] = nb[j]; }
   }
   s0 = warpSum(s0);
   s1 = warpSum(s1);

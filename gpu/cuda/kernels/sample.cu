@@ -215,6 +215,7 @@ __device__ void report(const float* logits, const Entry* e, int token, int* lps)
 // choose samples each wanted position of one entry in turn. tokens and lps are by wanted row; a token -1 says that none
 // may be chosen, and the positions behind it are -1 too. last is by slot, counts (slot, VOCAB), work (entry, VOCAB).
 extern "C" __global__ void __launch_bounds__(SAMPLERS) choose(const int* meta, const float* logits, float* works, int* counts, int* last, int* tokens, int* lps) {
+  BEGIN;
   if (blockIdx.x >= meta[H_ENTRIES]) return;
   const Entry* e = (const Entry*)(meta + meta[H_ENTRIES_AT]) + blockIdx.x;
   float* work = works + (size_t)blockIdx.x * VOCAB;
@@ -246,6 +247,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLERS) choose(const int* meta, c
 // assign begins a sequence in a slot: list is (slot, history, its length, prompt length), history an offset in words or
 // -1 if the slot's counts are not used. One block a slot.
 extern "C" __global__ void assign(const int* meta, int list, int* counts, int* last) {
+  BEGIN;
   const int* a = meta + list + 4 * blockIdx.x;
   int* count = counts + (size_t)a[0] * VOCAB;
   if (threadIdx.x == 0) last[a[0]] = 0;

@@ -1,0 +1,15 @@
+//go:build !cuda
+
+package device
+
+import (
+	"meridian.internal/gpu/backend"
+	"meridian.internal/gpu/model"
+)
+
+const cudaBuilt = false
+
+// openCUDA is never reached: Validate refuses the device first.
+func openCUDA(Options, *model.Model, int, func() int64) (backend.Backend, error) {
+	return nil, ErrUnavailable
+}
