@@ -6,6 +6,9 @@ import (
 	"strings"
 )
 
+// maxFastDigits is how many decimal digits fit 63 bits whatever they are.
+const maxFastDigits = 18
+
 // Int reads an integer; null is 0.
 func (r *Reader) Int() int64 {
 	c := r.peek()
@@ -14,16 +17,19 @@ func (r *Reader) Int() int64 {
 		r.i++
 	}
 	start := r.i
+	text := r.s[start:]
 	var v uint64
-	for r.i < len(r.s) && r.s[r.i]-'0' <= 9 {
-		d := uint64(r.s[r.i] - '0')
-		if v > (math.MaxInt64-d)/10 && !(neg && v == math.MaxInt64/10 && d == 8) {
+	i := 0
+	for ; i < len(text) && text[i]-'0' <= 9; i++ {
+		d := uint64(text[i] - '0')
+		if i >= maxFastDigits && v > (math.MaxInt64-d)/10 && !(neg && v == math.MaxInt64/10 && d == 8) {
+			r.i = start + i
 			r.Fail("an integer of 64 bits")
 			return 0
 		}
 		v = v*10 + d
-		r.i++
 	}
+	r.i = start + i
 	digits := r.i - start
 	switch {
 	case digits == 0 && !neg && r.Null():

@@ -160,27 +160,28 @@ func (r *Reader) String() string {
 		}
 		return ""
 	}
-	r.i++
-	start := r.i
-	ascii := true
-	for ; r.i < len(r.s); r.i++ {
-		switch c := r.s[r.i]; {
+	start := r.i + 1
+	text, ascii := r.s[start:], true // locals stay in registers: strings are most of what is read
+	for i := range len(text) {
+		switch c := text[i]; {
 		case c == '"':
-			v := r.s[start:r.i]
-			r.i++
-			if !ascii && !utf8.ValidString(v) {
-				v = string([]rune(v)) // each bad byte becomes U+FFFD
+			r.i = start + i + 1
+			if !ascii && !utf8.ValidString(text[:i]) {
+				return string([]rune(text[:i])) // each bad byte becomes U+FFFD
 			}
-			return v
+			return text[:i]
 		case c == '\\':
+			r.i = start + i
 			return r.escaped(start)
 		case c < 0x20:
+			r.i = start + i
 			r.Fail("no control character in a string")
 			return ""
 		case c >= utf8.RuneSelf:
 			ascii = false
 		}
 	}
+	r.i = len(r.s)
 	r.Fail("the end of a string")
 	return ""
 }
