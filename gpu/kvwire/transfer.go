@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"time"
 
@@ -147,6 +148,9 @@ func (r *receiver) read(ctx context.Context) (Trailer, error) {
 			return r.accept(h)
 		})
 		if err != nil {
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				return Trailer{}, fmt.Errorf("the context node sent nothing for %s, not even a heartbeat: %w", t.c.o.Timing.Lost, err)
+			}
 			return Trailer{}, fmt.Errorf("read frame: %w", err)
 		}
 		switch h.Type {
