@@ -8,6 +8,7 @@ import (
 
 // keepStatistics connects the engine to the makers of rows and of the iteration log that the sink asks for.
 func keepStatistics(cfg *engine.Config, s rows.Sink) error {
+	cfg.Energy = s.Energy
 	var each []func(*engine.Iteration)
 	if s.Interval > 0 {
 		c, err := stats.New(stats.Options{

@@ -48,7 +48,9 @@ type Config struct {
 	OnIteration     func(*Iteration)    // called on the engine's goroutine after each step; nil costs nothing
 	OnIdle          func(*Iteration)    // called there when nothing is left to run, with what was counted since the last step
 	RequestStates   bool                // OnIteration is told the state of every request
-	Profile         *profile.Options    // nil: no profile windows
+	// Energy is the newest reading of the device's energy counter in joules; it must not block. nil: no energy is known.
+	Energy  func() (joules float64, ok bool)
+	Profile *profile.Options // nil: no profile windows
 }
 
 func (c *Config) setDefaults(info backend.Info) {
@@ -107,6 +109,7 @@ type Engine struct {
 	failures  int   // failed steps in a row
 	interval  Iteration
 	log       batchLog
+	meter     meter
 	missed    int64 // of the pool's totals, as of the last admission
 	eventSeq  int64
 	timer     *time.Timer
@@ -136,7 +139,7 @@ func New(cfg Config, b backend.Backend) (*Engine, error) {
 		cfg: cfg, b: b, info: info,
 		exports: make(map[*Export]struct{}),
 		drained: make(chan struct{}), stopped: make(chan struct{}),
-		commands: mailbox{wake: make(chan struct{}, 1)},
+		commands: mailbox{wake: make(chan struct{}, 1)}, meter: meter{read: cfg.Energy},
 	}
 	e.pool = kv.New(info.KVBlocks, info.TokensPerBlock, blockhash.Root(info.ModelHash, ""), e.poolEvents())
 	e.sched = sched.New(sched.Config{
@@ -190,6 +193,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		e.publishLoad()
 		e.checkDrained()
 		if len(e.flights) == 0 {
+			e.meter.slept = true
 			e.idled()
 		}
 		err = e.wait(ctx)

@@ -50,6 +50,9 @@ type Sequence struct {
 	preemptedNS int64 // when, 0 if it is not
 	blocks      int   // that it had when it was last looked at
 	step        int   // decode steps so far
+	unpriced    int64 // tokens whose energy is not known yet
+	priced      bool  // energy holds some
+	energy      float64
 	report      infer.Report
 	steps       *stepLog // nil unless asked for; read by the consumer once the sequence has ended
 
@@ -219,6 +222,7 @@ func (e *Engine) end(s *Sequence, done infer.Done, last []infer.Token) {
 	s.uncount()
 	e.sched.Finish(&s.q)
 	s.endReport(now)
+	s.report.EnergyJ = e.settleEnergy(s)
 	done.Report = s.report
 	if s.export != nil {
 		e.endExport(s.export, done, now)

@@ -47,6 +47,7 @@ func (e *Engine) submit() bool {
 		return false
 	}
 	e.idle = e.idle[:len(e.idle)-1]
+	e.meter.wakes()
 	e.iter++
 	f.builtNS = now
 	e.build(f)
@@ -124,6 +125,7 @@ func (e *Engine) collect() error {
 	f := e.flights[0]
 	e.flights = append(e.flights[:0], e.flights[1:]...)
 	now := e.cfg.Now()
+	e.ran(f)
 	for i, it := range f.items {
 		s := it.Seq.Data.(*Sequence)
 		if it.Sample {

@@ -102,6 +102,23 @@ func (s *Sampler) Memory() rows.Memory {
 	return m
 }
 
+// Energy is what all accelerators have used, in joules; not ok where that cannot be measured.
+func (s *Sampler) Energy() (joules float64, ok bool) {
+	for _, g := range s.Newest().GPUs {
+		if !g.Energy.OK {
+			return 0, false
+		}
+		joules, ok = joules+g.Energy.V, true
+	}
+	return joules, ok
+}
+
+// Watch adds readings of accelerators. It must come before Run.
+func (s *Sampler) Watch(gpus func() ([]GPU, error)) {
+	s.o.GPUs = gpus
+	s.read()
+}
+
 func (s *Sampler) read() {
 	n := &Sample{AtNS: time.Now().UnixNano()}
 	readProcess(n)

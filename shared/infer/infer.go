@@ -115,6 +115,7 @@ type Report struct {
 	CachedTokens     int // prompt tokens whose KV was reused here, not computed
 	OutputTokens     int // sampled here, Request.Output not counted
 	KV               KVCounts
+	EnergyJ          *float64 // share of the device's energy, by tokens; nil: it cannot be measured
 	Chunks           []Chunk // prefill chunks, in order; always collected
 	Steps            *Steps  // nil unless ReturnPerfMetrics
 }

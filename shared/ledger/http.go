@@ -39,7 +39,7 @@ func (l *Ledger) iterationStats(c echo.Context) error {
 	if l.ring != nil {
 		page = l.ring.Read(after, int(min(limit, int64(l.o.Keep))))
 	}
-	return c.JSONBlob(http.StatusOK, l.appendPage(nil, page))
+	return c.JSONBlob(http.StatusOK, l.page(page))
 }
 
 func number(c echo.Context, name string, otherwise int64) (int64, error) {
@@ -58,7 +58,7 @@ func parse(name, v string) (int64, error) {
 	return n, nil
 }
 
-func (l *Ledger) appendPage(b []byte, p rows.Page) []byte {
+func (l *Ledger) page(p rows.Page) []byte {
 	size := 128
 	for _, r := range p.Rows {
 		size += len(r) + 1
@@ -82,7 +82,7 @@ func (l *Ledger) appendPage(b []byte, p rows.Page) []byte {
 		w.Str("clock_id", l.ring.Static().ClockID)
 	}
 	w.Close('}')
-	return append(b, w.B...)
+	return w.B
 }
 
 const (

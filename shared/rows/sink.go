@@ -9,6 +9,7 @@ type Sink struct {
 	MaxStepRecords int    // decode steps kept of a request that asks for them
 	RequestStats   bool
 	Put            func(*Row)
-	Memory         func() Memory     // nil: unknown
-	Log            func(line string) // the iteration log; nil: none
+	Memory         func() Memory                    // nil: unknown
+	Energy         func() (joules float64, ok bool) // of the device, newest reading; nil: unknown
+	Log            func(line string)                // the iteration log; nil: none
 }

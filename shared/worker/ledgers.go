@@ -47,7 +47,7 @@ func (d *Daemon) openLedgers(gpus func() ([]hardware.GPU, error)) error {
 	}
 	s := rows.Sink{
 		Node: d.Name, Interval: f.IterStatsInterval, KVInterval: f.KVStatsInterval, MaxStepRecords: f.MaxStepRecords, RequestStats: f.IterReqStats,
-		Memory: d.Hardware.Memory,
+		Memory: d.Hardware.Memory, Energy: d.Hardware.Energy,
 	}
 	if f.IterLog {
 		s.Log = func(line string) { d.log.LogAttrs(context.Background(), slog.LevelInfo, line) }

@@ -66,7 +66,7 @@ func (a *attempt) fillReport(r infer.Report) {
 	}
 	rec.Tokens.Cached = r.CachedTokens
 	rec.Preemptions, rec.PreemptedNS = r.Preemptions, r.PreemptedNS
-	rec.Chunks = r.Chunks
+	rec.Chunks, rec.EnergyJ = r.Chunks, r.EnergyJ
 	if r.QueuedNS != 0 {
 		kv := r.KV
 		rec.KV = &kv
