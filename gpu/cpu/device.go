@@ -10,6 +10,7 @@ import (
 
 // device is everything that the device goroutine owns.
 type device struct {
+	events backend.EventSets
 	info   backend.Info
 	config *model.Config
 	ks     *kernels

@@ -6,7 +6,12 @@ import (
 
 // run executes one step.
 func (d *device) run(b *backend.Batch, s *backend.Step) error {
-	s.Stamps.ForwardStartNS = d.now()
+	events, err := d.events.Take(b.Iter)
+	if err != nil {
+		return err
+	}
+	defer func() { s.Stamps = events.Read() }()
+	events.Mark(d.now())
 	if err := d.check(b); err != nil {
 		return err
 	}
@@ -22,12 +27,12 @@ func (d *device) run(b *backend.Batch, s *backend.Step) error {
 	if !d.samples() {
 		s.Hidden = d.hiddenOut()
 	}
-	s.Stamps.ForwardEndNS = d.now()
+	events.Mark(d.now())
 	s.Outputs = make([]backend.Output, len(b.Entries))
 	if d.samples() {
 		d.sample(b, s.Outputs)
 	}
-	s.Stamps.SampleEndNS = d.now()
+	events.Mark(d.now())
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 type runner struct {
 	*Device
 	slots   []slot
+	events  backend.EventSets
 	free    int64 // the timeline: when the last step ended
 	scratch sample.Scratch
 	rows    []uint64  // state of each query token of the step
@@ -43,6 +44,10 @@ func (r *runner) step(b *backend.Batch, step *backend.Step) {
 	if step.Err = r.check(b); step.Err != nil {
 		return
 	}
+	events, err := r.events.Take(b.Iter)
+	if step.Err = err; err != nil {
+		return
+	}
 	start := max(r.cfg.Now(), r.free)
 	cost := r.cost(b)
 	r.free = start + cost
@@ -62,7 +67,10 @@ func (r *runner) step(b *backend.Batch, step *backend.Step) {
 	r.sleepUntil(r.free)
 	// The stamps are those of the device's own timeline, on which a late wake-up of this goroutine costs nothing. Choosing
 	// a token takes no time there.
-	step.Stamps = backend.Stamps{ForwardStartNS: start, ForwardEndNS: r.free, SampleEndNS: r.free}
+	for _, at := range [...]int64{start, r.free, r.free} {
+		events.Mark(at)
+	}
+	step.Stamps = events.Read()
 }
 
 func (r *runner) sleepUntil(at int64) {
