@@ -16,7 +16,7 @@ RACE     := ./shared/... ./clocksync/service/... ./clocksync/track/... ./clocksy
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race lint fmt standalone fuzz bench bench-openblas clock-truth demo verify e2e images build-cuda golden clean
+.PHONY: help build test race lint fmt standalone fuzz bench bench-openblas clock-truth demo verify e2e images build-cuda test-gpu bench-gpu golden clean
 
 help: ## Say what the targets do
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk 'BEGIN {FS = ":.*## "} {printf "  make %-14s %s\n", $$1, $$2}'
@@ -78,6 +78,12 @@ build-cuda: ## Build the nodes with the CUDA back end
 	@mkdir -p $(BIN)
 	$(GO) build -trimpath -tags cuda -o $(BIN)/ctxnode-cuda ./ctxnode/cmd/ctxnode
 	$(GO) build -trimpath -tags cuda -o $(BIN)/gennode-cuda ./gennode/cmd/gennode
+
+test-gpu: ## Run the tests of the CUDA back end (skipped with the reason where there is no card)
+	$(GO) test -count=1 -tags cuda $(ARGS) ./gpu/cuda/... ./gpu/device/...
+
+bench-gpu: ## Print the times of decode and prefill on the card, against the floor of memory
+	$(GO) test -tags cuda -run '^$$' -bench Device -benchtime 5x -v $(ARGS) ./gpu/cuda
 
 clean: ## Remove what was built
 	rm -rf $(BIN)

@@ -147,7 +147,7 @@ func (d *device) splits(rows, longest int) int {
 		return 1 // one order of sums, whatever the batch
 	}
 	n := 1
-	for n < maxSplits && rows*d.config.KVHeads*n < 512 && longest > 64*n {
+	for n < maxSplits && rows*d.config.KVHeads*n < 1024 && longest > 64*n {
 		n *= 2
 	}
 	return n
@@ -158,23 +158,31 @@ func (d *device) decode(p pass) error {
 	key := graphKey{p.rows, p.splits}
 	g, ok := d.graphs[key]
 	if !ok {
-		const relaxed = 2
-		var captured uintptr
-		if err := d.do("cuStreamBeginCapture_v2", d.handle, relaxed); err != nil {
-			return err
-		}
-		d.forward(p)
-		err := firstOf(d.taken(), d.do("cuStreamEndCapture", d.handle, uintptr(unsafe.Pointer(&captured))))
+		var err error
+		g, err = d.capture(func() error {
+			d.forward(p)
+			return d.taken()
+		})
 		if err != nil {
-			return err
-		}
-		if err := d.do("cuGraphInstantiateWithFlags", uintptr(unsafe.Pointer(&g)), captured, 0); err != nil {
-			return err
-		}
-		if err := d.do("cuGraphDestroy", captured); err != nil {
 			return err
 		}
 		d.graphs[key] = g
 	}
 	return d.do("cuGraphLaunch", g, d.handle)
+}
+
+// capture makes a graph of what f queues.
+func (s *stream) capture(f func() error) (graph uintptr, err error) {
+	const relaxed = 2
+	var captured uintptr
+	if err := s.do("cuStreamBeginCapture_v2", s.handle, relaxed); err != nil {
+		return 0, err
+	}
+	if err := firstOf(f(), s.do("cuStreamEndCapture", s.handle, uintptr(unsafe.Pointer(&captured)))); err != nil {
+		return 0, err
+	}
+	if err := s.do("cuGraphInstantiateWithFlags", uintptr(unsafe.Pointer(&graph)), captured, 0); err != nil {
+		return 0, err
+	}
+	return graph, s.do("cuGraphDestroy", captured)
 }

@@ -154,7 +154,10 @@ func (d *device) layerEvent(f *flight) error {
 // fetch queues the copies of the results to the host.
 func (d *device) fetch(f *flight) error {
 	n := f.desc.wanted
-	if err := firstOf(d.growPinned(&f.results, resultsHead+4*n), d.download(f.results.at, d.results.at, resultsHead+4*n)); err != nil {
+	if err := d.growPinned(&f.results, resultsHead+4*n); err != nil {
+		return err
+	}
+	if err := d.download(f.results.at, d.results.at, resultsHead+4*n); err != nil {
 		return err
 	}
 	f.tops = f.tops[:0]
@@ -166,7 +169,10 @@ func (d *device) fetch(f *flight) error {
 		f.tops = append(f.tops, top)
 	}
 	if d.desc.logprobs {
-		if err := firstOf(d.growPinned(&f.lps, logprobSize*n), d.download(f.lps.at, d.logprobs.at, logprobSize*n)); err != nil {
+		if err := d.growPinned(&f.lps, logprobSize*n); err != nil {
+			return err
+		}
+		if err := d.download(f.lps.at, d.logprobs.at, logprobSize*n); err != nil {
 			return err
 		}
 	}

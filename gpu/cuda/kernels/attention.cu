@@ -41,8 +41,8 @@ __device__ __forceinline__ void loadVec(const T* p, float* v) { unpack(*(const V
 // merge adds a part (maximum m2, sum l2, weight of acc2 to come) to (m, l); it gives the factors of both accumulators.
 __device__ __forceinline__ void merge(float& m, float& l, float m2, float l2, float& f, float& f2) {
   float top = fmaxf(m, m2);
-  f = m == -INF ? 0.f : exp2f(m - top);
-  f2 = m2 == -INF ? 0.f : exp2f(m2 - top);
+  f = m == -INF ? 0.f : power(m - top);
+  f2 = m2 == -INF ? 0.f : power(m2 - top);
   l = __fmul_rn(l, f) + __fmul_rn(l2, f2);
   m = top;
 }
@@ -109,14 +109,14 @@ extern "C" __global__ void __launch_bounds__(128) attend(const int* meta, const 
       float top = m[g];
 #pragma unroll
       for (int u = 0; u < DEEP; u++) top = fmaxf(top, s[u][g]);
-      float base = top == -INF ? 0.f : top, f = exp2f(m[g] - base);
+      float base = top == -INF ? 0.f : top, f = power(m[g] - base);
       m[g] = top;
       l[g] *= f;
 #pragma unroll
       for (int i = 0; i < VEC; i++) acc[g][i] *= f;
 #pragma unroll
       for (int u = 0; u < DEEP; u++) {
-        s[u][g] = exp2f(s[u][g] - base);
+        s[u][g] = power(s[u][g] - base);
         l[g] += s[u][g];
       }
     }

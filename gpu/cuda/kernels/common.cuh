@@ -83,6 +83,13 @@ __device__ __forceinline__ float blockSum(float v, float* shared) {
   FIRST;      \
   AFTER
 
+// power is 2^v, to 22 bits.
+__device__ __forceinline__ float power(float v) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
+
 // stamp writes the card's clock into memory of the host.
 extern "C" __global__ void stamp(u64* out) {
   BEGIN;

@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(256) prefill(const int* meta, const
       top1 = fmaxf(top1, __shfl_xor_sync(~0u, top1, x));
     }
     float b0 = top0 == -INF ? 0.f : top0 * scale, b1 = top1 == -INF ? 0.f : top1 * scale;
-    float f0 = exp2f(m0 * scale - b0), f1 = exp2f(m1 * scale - b1);
+    float f0 = power(m0 * scale - b0), f1 = power(m1 * scale - b1);
     m0 = top0;
     m1 = top1;
     l0 *= f0;
@@ -101,10 +101,10 @@ extern "C" __global__ void __launch_bounds__(256) prefill(const int* meta, const
     for (int n = 0; n < HS / 8; n++) { o[n][0] *= f0; o[n][1] *= f0; o[n][2] *= f1; o[n][3] *= f1; }
 #pragma unroll
     for (int n = 0; n < KT / 8; n++) {
-      s[n][0] = exp2f(fmaf(s[n][0], scale, -b0));
-      s[n][1] = exp2f(fmaf(s[n][1], scale, -b0));
-      s[n][2] = exp2f(fmaf(s[n][2], scale, -b1));
-      s[n][3] = exp2f(fmaf(s[n][3], scale, -b1));
+      s[n][0] = power(fmaf(s[n][0], scale, -b0));
+      s[n][1] = power(fmaf(s[n][1], scale, -b0));
+      s[n][2] = power(fmaf(s[n][2], scale, -b1));
+      s[n][3] = power(fmaf(s[n][3], scale, -b1));
       l0 += s[n][0] + s[n][1];
       l1 += s[n][2] + s[n][3];
     }
