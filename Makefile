@@ -59,7 +59,7 @@ clock-truth: ## Hold the clocks against simulated and real ones whose truth is k
 	MERIDIAN_CLOCK_TRUTH=1 $(GO) test -count=1 -v ./clocksync/truth
 
 golden: ## Write the golden files anew; read the diff
-	$(GO) test -count=1 ./shared/phase/... ./gpu/kvwire/... ./router/timeline/... -update
+	$(GO) test -count=1 ./shared/phase/... ./gpu/kvwire/... ./router/timeline/... ./gpu/stats/... -update
 
 demo: build ## Start a cluster, send prompts, print the texts and a waterfall
 	$(BIN)/localcluster demo $(ARGS)
