@@ -13,6 +13,7 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -30,7 +31,7 @@ var (
 // Options of a client. The zero value has the defaults.
 type Options struct {
 	DialTimeout time.Duration // default 1 s
-	IdleTimeout time.Duration // idle connections are closed after this; default 55 s, below the nodes' own limit
+	IdleTimeout time.Duration // idle connections are closed after this; default 5 s, far below the nodes' own limit
 	MaxIdle     int           // idle connections kept for each host; default 512
 	TLS         *tls.Config
 }
@@ -39,9 +40,10 @@ type Options struct {
 type Client struct {
 	o Options
 
-	mu   sync.Mutex // guards idle and closed
-	idle map[string][]*conn
-	shut bool
+	mu      sync.Mutex // guards all of these
+	idle    map[string][]*conn
+	sweeper *time.Timer // runs while there are idle connections
+	shut    bool
 
 	buffers sync.Pool // of *[]byte: requests before they are written
 }
@@ -68,7 +70,7 @@ func New(o Options) *Client {
 		o.DialTimeout = time.Second
 	}
 	if o.IdleTimeout == 0 {
-		o.IdleTimeout = 55 * time.Second
+		o.IdleTimeout = 5 * time.Second
 	}
 	if o.MaxIdle == 0 {
 		o.MaxIdle = 512
@@ -250,12 +252,32 @@ func (c *Client) put(cn *conn) {
 		return
 	}
 	cn.used, cn.since = true, time.Now()
-	// The oldest is at the front: close what is too old, so that a burst does not keep its connections for ever.
-	for len(list) > 0 && time.Since(list[0].since) >= c.o.IdleTimeout {
-		_ = list[0].Close()
-		list = list[1:]
-	}
 	c.idle[cn.host] = append(list, cn)
+	if c.sweeper == nil {
+		c.sweeper = time.AfterFunc(c.o.IdleTimeout, c.sweep)
+	}
+}
+
+// sweep closes what is idle for too long, so that a burst does not keep its connections, here and on the nodes. The oldest
+// of a host is at the front of its list.
+func (c *Client) sweep() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for host, list := range c.idle {
+		n := 0
+		for n < len(list) && time.Since(list[n].since) >= c.o.IdleTimeout {
+			_ = list[n].Close()
+			n++
+		}
+		if list = slices.Delete(list, 0, n); len(list) == 0 {
+			delete(c.idle, host)
+		} else {
+			c.idle[host] = list
+		}
+	}
+	if c.sweeper = nil; len(c.idle) > 0 && !c.shut {
+		c.sweeper = time.AfterFunc(c.o.IdleTimeout, c.sweep)
+	}
 }
 
 // Idle counts the idle connections.
@@ -274,6 +296,9 @@ func (c *Client) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.shut = true
+	if c.sweeper != nil {
+		c.sweeper.Stop()
+	}
 	for _, list := range c.idle {
 		for _, cn := range list {
 			_ = cn.Close()
