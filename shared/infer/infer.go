@@ -116,8 +116,8 @@ type Report struct {
 	OutputTokens     int // sampled here, Request.Output not counted
 	KV               KVCounts
 	EnergyJ          *float64 // share of the device's energy, by tokens; nil: it cannot be measured
-	Chunks           []Chunk // prefill chunks, in order; always collected
-	Steps            *Steps  // nil unless ReturnPerfMetrics
+	Chunks           []Chunk  // prefill chunks, in order; always collected
+	Steps            *Steps   // nil unless ReturnPerfMetrics
 }
 
 // KVCounts counts KV blocks of one request.
