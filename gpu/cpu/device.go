@@ -129,7 +129,7 @@ func (d *device) check(b *backend.Batch) error {
 	rows := 0
 	d.checks++
 	for i := range b.Entries {
-		if err := d.checkEntry(&b.Entries[i]); err != nil {
+		if err := b.Entries[i].Check(&d.info); err != nil {
 			return fmt.Errorf("cpu: step %d, entry %d: %w", b.Iter, i, err)
 		}
 		s := &d.slots[b.Entries[i].Slot]
@@ -141,36 +141,6 @@ func (d *device) check(b *backend.Batch) error {
 	}
 	if d.info.Stage.First > 0 && len(b.Hidden) != rows*d.info.Hidden {
 		return fmt.Errorf("cpu: step %d has %d hidden values for %d rows of %d", b.Iter, len(b.Hidden), rows, d.info.Hidden)
-	}
-	return nil
-}
-
-func (d *device) checkEntry(e *backend.Entry) error {
-	q := e.Queries()
-	switch {
-	case e.Slot < 0 || e.Slot >= len(d.slots):
-		return fmt.Errorf("slot %d, there are %d", e.Slot, len(d.slots))
-	case q == 0:
-		return fmt.Errorf("slot %d has no query token", e.Slot)
-	case e.KVLen < 0 || e.KVLen+q > d.info.ContextLen:
-		return fmt.Errorf("positions [%d, %d), the context has %d", e.KVLen, e.KVLen+q, d.info.ContextLen)
-	case len(e.Blocks)*d.kv.tokens < e.KVLen+q:
-		return fmt.Errorf("%d KV blocks of %d tokens for %d positions", len(e.Blocks), d.kv.tokens, e.KVLen+q)
-	}
-	for _, t := range e.Tokens {
-		if t < 0 || int(t) >= d.info.Vocab {
-			return fmt.Errorf("token %d, the vocabulary has %d", t, d.info.Vocab)
-		}
-	}
-	for _, b := range e.Blocks {
-		if b < 0 || int(b) >= d.kv.blocks {
-			return fmt.Errorf("KV block %d, there are %d", b, d.kv.blocks)
-		}
-	}
-	for i, j := range e.Logits {
-		if j < 0 || j >= q || i > 0 && j <= e.Logits[i-1] {
-			return fmt.Errorf("logits wanted at %v, must be rising query indices below %d", e.Logits, q)
-		}
 	}
 	return nil
 }

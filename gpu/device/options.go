@@ -29,7 +29,7 @@ type Options struct {
 	KVBlocks       int    `help:"KV blocks. 0: as many as --kv-memory holds." default:"0" name:"kv-blocks"`
 	KVMemory       Size   `help:"Memory for KV, such as 512MiB; at least one full context. 0: 128MiB, or two full contexts if that is more." default:"0" name:"kv-memory"`
 	KVHostMemory   Size   `help:"Memory of a second tier of KV in the host's memory." default:"0" name:"kv-host-memory"`
-	Ranks          int    `help:"Tensor-parallel ranks." default:"1"`
+	Ranks          int    `help:"Data-parallel ranks." default:"1"`
 	PP             int    `help:"Pipeline stages." default:"1" name:"pp"`
 	Overlap        bool   `help:"Prepare the next step while the device runs one." default:"true" negatable:""`
 	PrefixReuse    bool   `help:"Reuse the KV of prompts that begin alike." default:"true" negatable:""`

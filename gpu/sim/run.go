@@ -106,42 +106,15 @@ func (r *runner) check(b *backend.Batch) error {
 			return fmt.Errorf("sim: step %d assigns slot %d of %d", b.Iter, a.Slot, len(r.slots))
 		}
 	}
-	rows := 0
+	rows, info := 0, r.Info()
 	for i := range b.Entries {
-		if err := r.checkEntry(&b.Entries[i]); err != nil {
+		if err := b.Entries[i].Check(&info); err != nil {
 			return fmt.Errorf("sim: step %d, entry %d: %w", b.Iter, i, err)
 		}
 		rows += b.Entries[i].Queries()
 	}
 	if r.cfg.Stage.First > 0 && len(b.Hidden) != rows*hidden {
 		return fmt.Errorf("sim: step %d has %d rows and %d hidden values, %d a row", b.Iter, rows, len(b.Hidden), hidden)
-	}
-	return nil
-}
-
-func (r *runner) checkEntry(e *backend.Entry) error {
-	end := e.KVLen + e.Queries()
-	if !within(e.Slot, e.Slot+1, 0, len(r.slots)) {
-		return fmt.Errorf("slot %d of %d", e.Slot, len(r.slots))
-	}
-	if e.KVLen < 0 || end > r.cfg.ContextLen || len(e.Blocks)*r.cfg.TokensPerBlock < end || e.Queries() == 0 {
-		return fmt.Errorf("positions [%d, %d) of a context of %d with %d blocks of %d",
-			e.KVLen, end, r.cfg.ContextLen, len(e.Blocks), r.cfg.TokensPerBlock)
-	}
-	for _, b := range e.Blocks {
-		if !within(int(b), int(b)+1, 0, r.cfg.KVBlocks) {
-			return fmt.Errorf("block %d of %d", b, r.cfg.KVBlocks)
-		}
-	}
-	for _, t := range e.Tokens {
-		if !within(int(t), int(t)+1, 0, r.cfg.Vocab) {
-			return fmt.Errorf("token %d of a vocabulary of %d", t, r.cfg.Vocab)
-		}
-	}
-	for i, q := range e.Logits {
-		if q < 0 || q >= e.Queries() || (i > 0 && q <= e.Logits[i-1]) {
-			return fmt.Errorf("logits of queries %v of %d", e.Logits, e.Queries())
-		}
 	}
 	return nil
 }
