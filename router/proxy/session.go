@@ -23,16 +23,19 @@ type session struct {
 	req      *api.Request
 	id       string // the router's own
 	clientID string
-	trace    string
-	received int64
-	parsed   int64
-	seed     uint64
-	head     api.Head
-	idJSON   []byte
-	model    []byte // JSON
-	created  []byte // JSON
-	subs     []*sub
-	out      *stream // nil: not streamed
+	// principal is the id of the API key that the request came with, fit for logs and metric labels; "" where no keys
+	// are configured.
+	principal string
+	trace     string
+	received  int64
+	parsed    int64
+	seed      uint64
+	head      api.Head
+	idJSON    []byte
+	model     []byte // JSON
+	created   []byte // JSON
+	subs      []*sub
+	out       *stream // nil: not streamed
 }
 
 // sub is one choice of one prompt: it has its own id, legs and attempts.
