@@ -101,6 +101,30 @@ func (p *Pool) PickGen(ctx *Lease, exclude []string) (*Lease, error) {
 	return p.newLease(m, false, true, 0), nil
 }
 
+// PickCtx claims another context node whose KV can go to gen, for a prefill of so many tokens.
+func (p *Pool) PickCtx(gen *Lease, tokens int, exclude []string) (*Lease, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := p.eligible(&p.scratch[0], node.RoleCtx, gen.Model.Name, exclude)
+	list = slices.DeleteFunc(list, func(c *member) bool { return !pairs(c, gen.member) })
+	if len(list) == 0 {
+		return nil, fmt.Errorf("%w: no other context node", ErrNone)
+	}
+	m, _ := p.best(list, node.RoleCtx, p.o.CtxPolicy)
+	return p.newLease(m, true, false, tokens), nil
+}
+
+// Avoid says whether a node's circuit breaker is open: it then gets no new work unless there is no other.
+func (p *Pool) Avoid(role node.Role, name string, avoid bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range p.members {
+		if m.info.Role == role && m.info.Name == name {
+			m.avoid = avoid
+		}
+	}
+}
+
 // eligible lists the members of a role that may serve the model, in scratch, which is good until the next call with it.
 // Suspects are used only when there is nobody else.
 func (p *Pool) eligible(scratch *[]*member, role node.Role, model string, exclude []string) []*member {
@@ -112,14 +136,14 @@ func (p *Pool) eligible(scratch *[]*member, role node.Role, model string, exclud
 		if m.info.Model != nil && m.info.Model.Name != model {
 			continue
 		}
-		if m.suspectNS != 0 {
+		if m.shunned() {
 			suspects++
 		}
 		dst = append(dst, m)
 	}
 	*scratch = dst
 	if suspects > 0 && suspects < len(dst) {
-		dst = slices.DeleteFunc(dst, func(m *member) bool { return m.suspectNS != 0 })
+		dst = slices.DeleteFunc(dst, func(m *member) bool { return m.shunned() })
 	}
 	return dst
 }

@@ -70,6 +70,7 @@ type member struct {
 	checking  bool
 	failures  int   // consecutive failed health checks
 	suspectNS int64 // a leg failed to reach it at this time; 0: no
+	avoid     bool  // its circuit breaker is open
 	healthy   bool
 	ctx       use // legs in flight
 	gen       use
@@ -211,6 +212,9 @@ func tell(leases []*Lease, cause error) {
 func (m *member) usable() bool {
 	return m.healthy && m.info.State == node.Ready
 }
+
+// shunned tells whether a member gets work only when there is no other.
+func (m *member) shunned() bool { return m.suspectNS != 0 || m.avoid }
 
 // KnowsModel tells whether a member serves the model.
 func (p *Pool) KnowsModel(name string) bool {

@@ -203,6 +203,27 @@ func TestSuspectsAreTheLastChoice(t *testing.T) {
 	}
 }
 
+func TestAnOpenBreakerSendsWorkElsewhere(t *testing.T) {
+	w := newWorld(t, Options{})
+	for _, n := range []string{"ctx0", "ctx1", "gen0"} {
+		w.Put(reg(n, "h", infer.Load{}))
+	}
+	gen := w.pick(t, Ask{}).Gen
+	w.Avoid(node.RoleCtx, "ctx0", true)
+	for range 3 {
+		if l, err := w.PickCtx(gen, 10, nil); err != nil || l.Name != "ctx1" {
+			t.Errorf("got %v, %v, want ctx1", l, err)
+		}
+	}
+	if l, err := w.PickCtx(gen, 10, []string{"ctx1"}); err != nil || l.Name != "ctx0" {
+		t.Errorf("the last node is not used: %v, %v", l, err)
+	}
+	w.Avoid(node.RoleCtx, "ctx0", false)
+	if l, err := w.PickCtx(gen, 10, nil); err != nil || l.Name != "ctx0" {
+		t.Errorf("got %v, %v, want ctx0 with its breaker closed", l, err)
+	}
+}
+
 func TestALostNodeTellsItsLegs(t *testing.T) {
 	for name, lose := range map[string]func(w *world){
 		"it is lost":      func(w *world) { w.Apply(node.Event{Kind: node.Lost, Info: reg("gen0", "h", infer.Load{})}) },
