@@ -94,6 +94,7 @@ func (r *request) joinSteps() (joined bool) {
 			all.TokenNS = append(all.TokenNS, s.TokenNS...)
 			all.KVTokens = append(all.KVTokens, s.KVTokens...)
 			all.BatchSize = append(all.BatchSize, s.BatchSize...)
+			all.Tokens = append(all.Tokens, s.Tokens...)
 			all.Truncated = s.Truncated
 		}
 		p.Steps, joined = all, true

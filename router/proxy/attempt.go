@@ -149,6 +149,7 @@ func roleWord(stage string) string {
 }
 
 func (a *attempt) single(ctx context.Context, cancel context.CancelCauseFunc) *api.Error {
+	a.stamps.GenPrepareNS = a.now()
 	if e := a.openGen(ctx, a.genBody(nil)); e != nil {
 		cancel(e)
 		return e
@@ -171,10 +172,12 @@ const (
 
 // generationFirst: the generation node admits, then prefill starts, and its KV travels while it runs.
 func (a *attempt) generationFirst(ctx context.Context, cancel context.CancelCauseFunc) *api.Error {
+	a.stamps.GenPrepareNS = a.now()
 	if e := a.openGen(ctx, a.genBody(a.genFirstParams())); e != nil {
 		cancel(e)
 		return e
 	}
+	a.stamps.CtxPrepareNS = a.now()
 	ctxDone := make(chan *api.Error, 1)
 	ctxBody := a.ctxBody(api.GenerationFirst)
 	go func() {
@@ -214,6 +217,7 @@ var errNoAnswer = errors.New("proxy: the context leg did not answer in time")
 
 // contextFirst: prefill, then generation with what its answer says.
 func (a *attempt) contextFirst(ctx context.Context, cancel context.CancelCauseFunc) *api.Error {
+	a.stamps.CtxPrepareNS = a.now()
 	if e := a.callCtx(ctx, a.ctxBody(api.ContextFirst)); e != nil {
 		cancel(e)
 		return e

@@ -55,6 +55,9 @@ func (a *attempt) callCtx(ctx context.Context, b body) *api.Error {
 		return a.broken(ctx, "ctx", a.choice.Ctx, err)
 	}
 	a.stamps.CtxDoneNS = a.now()
+	if a.style == ContextFirst { // the generation leg is made of this answer
+		a.stamps.GenPrepareNS = a.stamps.CtxDoneNS
+	}
 	ans, err := api.ParseCtxAnswer(answer)
 	if err != nil {
 		return api.Failed("ctx", true, "context node %s gave a malformed answer", a.choice.Ctx.Name)

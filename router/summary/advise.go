@@ -18,7 +18,7 @@ type Advice struct {
 // Spans by what they are for.
 var (
 	// pairOnly exist only because two nodes serve a request.
-	pairOnly = []string{"gen_dispatch", "gen_parse", "gen_admit", "kv_open", "gen_headers_return", "ctx_emit", "ctx_return", "kv_handover", "gen_start"}
+	pairOnly = []string{"gen_prepare", "gen_dispatch", "gen_parse", "gen_admit", "kv_open", "gen_headers_return", "ctx_emit", "ctx_return", "kv_handover", "gen_start"}
 	ctxWait  = []string{"ctx_queue", "device_queue", "queue"}
 	genWait  = []string{"gen_admit", "gen_start"}
 	prefill  = []string{"prefill", "prefill_wait", "prefill_sample", "prefill_sync"}

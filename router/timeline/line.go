@@ -41,6 +41,8 @@ type Line struct {
 	Violations      []Violation   `json:"violations"`
 	Tokens          phase.Tokens  `json:"tokens"`
 	Handover        *Handover     `json:"handover,omitempty"`
+	Decode          *Decode       `json:"decode,omitempty"`
+	CriticalSpan    string        `json:"critical_span,omitempty"` // the longest span until the first token
 	Spans           []Span        `json:"spans"`
 	Attempts        []Attempt     `json:"attempts"`
 	Phases          []Phase       `json:"phases"`
@@ -48,7 +50,8 @@ type Line struct {
 	Decision *phase.Decision `json:"decision,omitempty"`
 }
 
-// Span is a part of the time that the client waited.
+// Span is a part of the time that the client waited. The spans of a line are its critical path: each ends in the event that
+// let the next begin. What ran beside it, such as KV that travelled while prefill ran, is in Handover and in the phases.
 type Span struct {
 	Name    string `json:"name"`
 	Node    string `json:"node"` // where the work was; "a>b" on the way between two
@@ -69,6 +72,18 @@ type Handover struct {
 	VisibleNS  *int64 `json:"visible_ns"` // part of it after
 	WireNS     int64  `json:"wire_ns"`
 	InstallNS  int64  `json:"install_ns"`
+	OpenNS     *int64 `json:"open_ns,omitempty"`     // gen node: the stream to the context node opened
+	AllocateNS *int64 `json:"allocate_ns,omitempty"` // gen node: slot and blocks reserved
+	NotifyNS   *int64 `json:"notify_ns,omitempty"`   // from the gen node's asking to the context node's hearing it
+}
+
+// Decode splits the time from the node's first token to its last by the steps that it kept.
+type Decode struct {
+	Steps       int   `json:"steps"`
+	ComputeNS   int64 `json:"compute_ns"`             // forward passes
+	SampleNS    int64 `json:"sample_ns"`              // from the end of a forward pass to its tokens
+	WaitNS      int64 `json:"wait_ns"`                // the rest: for the batch, for the device, for the host
+	PreemptedNS int64 `json:"preempted_ns,omitempty"` // of WaitNS, put back in the queue
 }
 
 // Attempt is one leg that reached a node, or was sent to one and never reported.

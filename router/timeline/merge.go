@@ -291,7 +291,7 @@ func (s *source) stepColumns() *Columns {
 		return nil
 	}
 	n := len(st.Iter)
-	return &Columns{
+	c := &Columns{
 		Names: []string{"step", "iter", "kv_tokens", "batch_size", "forward_start_ns", "forward_end_ns", "sample_end_ns", "token_ns"},
 		Values: [][]int64{
 			plain(n, func(i int) int64 { return int64(st.Step[i]) }), plain(n, func(i int) int64 { return st.Iter[i] }),
@@ -300,4 +300,8 @@ func (s *source) stepColumns() *Columns {
 			s.column(n, func(i int) int64 { return st.SampleEndNS[i] }), s.column(n, func(i int) int64 { return st.TokenNS[i] }),
 		},
 	}
+	if len(st.Tokens) == n && n > 0 {
+		c.Names, c.Values = append(c.Names, "tokens"), append(c.Values, plain(n, func(i int) int64 { return int64(st.Tokens[i]) }))
+	}
+	return c
 }

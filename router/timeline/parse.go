@@ -69,6 +69,8 @@ func parseHead(r *jsonline.Reader, key string, l *Line) bool {
 		l.Outcome = phase.Outcome(r.String())
 	case "finish_reason":
 		l.FinishReason = r.String()
+	case "critical_span":
+		l.CriticalSpan = r.String()
 	case "complete":
 		l.Complete = r.Bool()
 	case "streamed":
@@ -113,6 +115,8 @@ func parseLists(r *jsonline.Reader, key string, l *Line) bool {
 		l.Violations = parseList(r, parseViolation)
 	case "handover":
 		l.Handover = parseHandover(r)
+	case "decode":
+		l.Decode = parseDecode(r)
 	case "spans":
 		l.Spans = parseList(r, parseSpan)
 	case "attempts":
@@ -235,9 +239,39 @@ func parseHandover(r *jsonline.Reader) *Handover {
 			h.WireNS = r.Int()
 		case "install_ns":
 			h.InstallNS = r.Int()
+		case "open_ns":
+			h.OpenNS = r.IntPtr()
+		case "allocate_ns":
+			h.AllocateNS = r.IntPtr()
+		case "notify_ns":
+			h.NotifyNS = r.IntPtr()
 		default:
 			r.Skip()
 		}
 	}
 	return h
+}
+
+func parseDecode(r *jsonline.Reader) *Decode {
+	if !r.Object() {
+		return nil
+	}
+	d := new(Decode)
+	for key, ok := r.Key(); ok; key, ok = r.Key() {
+		switch key {
+		case "steps":
+			d.Steps = int(r.Int())
+		case "compute_ns":
+			d.ComputeNS = r.Int()
+		case "sample_ns":
+			d.SampleNS = r.Int()
+		case "wait_ns":
+			d.WaitNS = r.Int()
+		case "preempted_ns":
+			d.PreemptedNS = r.Int()
+		default:
+			r.Skip()
+		}
+	}
+	return d
 }

@@ -38,7 +38,7 @@ func (l *Line) Record(p *Phase) *phase.Record {
 	return r
 }
 
-func restore(fields [15]phase.Stamp, stamps []Stamp) {
+func restore(fields [phase.StampCount]phase.Stamp, stamps []Stamp) {
 	for i := range stamps {
 		for _, f := range fields {
 			if f.Name == stamps[i].Name {

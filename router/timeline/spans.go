@@ -35,7 +35,44 @@ func (m *merger) fillSpans(router *phase.Record) {
 		}
 		l.UnaccountedNS = &rest
 	}
+	l.CriticalSpan = longestUntilFirst(l.Spans)
 	m.handover(ch)
+	m.decode(ch)
+}
+
+// longestUntilFirst names the span that took most of the time to the first token.
+func longestUntilFirst(spans []Span) (name string) {
+	longest := int64(0)
+	for i := range spans {
+		if spans[i].Name == "decode" || spans[i].Name == "finish" {
+			break
+		}
+		if spans[i].DurNS > longest {
+			name, longest = spans[i].Name, spans[i].DurNS
+		}
+	}
+	return name
+}
+
+// decode splits the decode steps. Steps that the node did not keep would be taken for waiting, so then it says nothing.
+func (m *merger) decode(ch chain) {
+	s := ch.g
+	if s == nil {
+		s = ch.a
+	}
+	if s == nil || s.Steps == nil || s.Steps.Truncated > 0 || len(s.Steps.Iter) == 0 {
+		return
+	}
+	total := since(s.Record.Stamps.FirstTokenNS, s.Record.Stamps.LastTokenNS)
+	if total == nil {
+		return
+	}
+	d := &Decode{Steps: len(s.Steps.Iter), WaitNS: *total, PreemptedNS: s.Record.PreemptedNS}
+	for i := range s.Steps.Iter {
+		compute, sample := s.Steps.ForwardEndNS[i]-s.Steps.ForwardStartNS[i], s.Steps.SampleEndNS[i]-s.Steps.ForwardEndNS[i]
+		d.ComputeNS, d.SampleNS, d.WaitNS = d.ComputeNS+compute, d.SampleNS+sample, d.WaitNS-compute-sample
+	}
+	m.line.Decode = d
 }
 
 func since(from, to *int64) *int64 {
@@ -92,6 +129,13 @@ func (m *merger) handover(ch chain) {
 	h := &Handover{
 		Bytes: t.Bytes, Frames: t.Frames, Tokens: t.Tokens, TokensHeld: t.TokensHeld, WireNS: t.WireNS, InstallNS: t.InstallNS,
 		DurNS: since(t.StartNS, t.InstalledNS),
+	}
+	stamps := &ch.g.Record.Stamps
+	h.OpenNS, h.AllocateNS = since(stamps.StartedNS, stamps.QueuedNS), since(stamps.QueuedNS, t.RequestedNS)
+	if ch.c != nil && ch.c.Record.Transfer != nil {
+		if asked, heard := ch.g.stamp(t.RequestedNS), ch.c.stamp(ch.c.Record.Transfer.RequestedNS); asked.ok && heard.ok {
+			h.NotifyNS = since(&asked.at, &heard.at)
+		}
 	}
 	m.line.Handover = h
 	if ch.c == nil || h.DurNS == nil {

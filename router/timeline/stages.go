@@ -54,15 +54,18 @@ var tail = []stage{
 // genFirst: the gen node admits the request before prefill is spent on it, and its headers release the context leg. The
 // hand-over hides behind prefill, so its span begins when the first token was sampled.
 var genFirst = []stage{
+	{name: "gen_prepare", from: "R.gen_prepare_ns", to: "R.gen_dispatch_ns"},
 	{name: "gen_leg", from: "R.gen_dispatch_ns", to: "R.gen_headers_ns", lack: "G"},
 	{name: "gen_dispatch", from: "R.gen_dispatch_ns", to: "G.receive_ns", need: "G"},
 	{name: "gen_parse", from: "G.receive_ns", to: "G.parsed_ns", need: "G"},
-	{name: "gen_admit", from: "G.parsed_ns", to: "G.admitted_ns", need: "G"},
+	{name: "gen_admit", from: "G.started_ns|G.parsed_ns", to: "G.admitted_ns", need: "G"},
 	{name: "kv_open", from: "G.admitted_ns", to: "G.headers_sent_ns", need: "G"},
 	{name: "gen_headers_return", from: "G.headers_sent_ns", to: "R.gen_headers_ns", need: "G"},
+	{name: "ctx_prepare", from: "R.ctx_prepare_ns", to: "R.ctx_dispatch_ns"},
 	{name: "remote", from: "R.ctx_dispatch_ns", to: "R.first_token_ns", lack: "CG"},
 	{name: "ctx_dispatch", from: "R.ctx_dispatch_ns", to: "C.receive_ns", need: "CG"},
 	{name: "ctx_parse", from: "C.receive_ns", to: "C.parsed_ns", need: "CG"},
+	{name: "ctx_admit", from: "C.started_ns", to: "C.queued_ns", need: "CG"},
 	{name: "ctx_queue", from: "C.queued_ns", to: "C.first_scheduled_ns", need: "CG"},
 	{name: "device_queue", from: "C.first_scheduled_ns", to: "C.chunk_start", need: "CG"},
 	{name: "prefill", from: "C.chunk_start", to: "C.chunk_end", need: "CG", when: chunked},
@@ -75,19 +78,22 @@ var genFirst = []stage{
 
 // ctxFirst: prefill, then the gen node fetches the KV.
 var ctxFirst = []stage{
+	{name: "ctx_prepare", from: "R.ctx_prepare_ns", to: "R.ctx_dispatch_ns"},
 	{name: "ctx_leg", from: "R.ctx_dispatch_ns", to: "R.ctx_done_ns", lack: "C"},
 	{name: "ctx_dispatch", from: "R.ctx_dispatch_ns", to: "C.receive_ns", need: "C"},
 	{name: "ctx_parse", from: "C.receive_ns", to: "C.parsed_ns", need: "C"},
+	{name: "ctx_admit", from: "C.started_ns", to: "C.queued_ns", need: "C"},
 	{name: "ctx_queue", from: "C.queued_ns", to: "C.first_scheduled_ns", need: "C"},
 	{name: "device_queue", from: "C.first_scheduled_ns", to: "C.chunk_start", need: "C"},
 	{name: "prefill", from: "C.chunk_start", to: "C.chunk_end", need: "C", when: chunked},
 	{name: "prefill_sync", from: "C.chunk_end", to: "C.first_token_ns", need: "C"},
 	{name: "ctx_emit", from: "C.first_token_ns", to: "C.end_ns", need: "C"},
 	{name: "ctx_return", from: "C.end_ns", to: "R.ctx_done_ns", need: "C"},
+	{name: "gen_prepare", from: "R.gen_prepare_ns", to: "R.gen_dispatch_ns"},
 	{name: "gen_leg", from: "R.gen_dispatch_ns", to: "R.first_token_ns", lack: "G"},
 	{name: "gen_dispatch", from: "R.gen_dispatch_ns", to: "G.receive_ns", need: "G"},
 	{name: "gen_parse", from: "G.receive_ns", to: "G.parsed_ns", need: "G"},
-	{name: "gen_admit", from: "G.parsed_ns", to: "G.admitted_ns", need: "G"},
+	{name: "gen_admit", from: "G.started_ns|G.parsed_ns", to: "G.admitted_ns", need: "G"},
 	{name: "kv_handover", from: "G.admitted_ns", to: "G.installed_ns", need: "G"},
 	{name: "gen_start", from: "G.installed_ns|G.admitted_ns", to: "G.first_token_ns", need: "G"},
 	{name: "gen_emit", from: "G.first_token_ns", to: "G.first_token_sent_ns", need: "G"},
@@ -96,9 +102,11 @@ var ctxFirst = []stage{
 
 // aggregated: one node does both.
 var aggregated = []stage{
+	{name: "prepare", from: "R.gen_prepare_ns", to: "R.gen_dispatch_ns"},
 	{name: "leg", from: "R.gen_dispatch_ns|R.ctx_dispatch_ns", to: "R.first_token_ns", lack: "A"},
 	{name: "dispatch", from: "R.gen_dispatch_ns|R.ctx_dispatch_ns", to: "A.receive_ns", need: "A"},
 	{name: "parse", from: "A.receive_ns", to: "A.parsed_ns", need: "A"},
+	{name: "admit", from: "A.started_ns", to: "A.queued_ns", need: "A"},
 	{name: "queue", from: "A.queued_ns", to: "A.first_scheduled_ns", need: "A"},
 	{name: "device_queue", from: "A.first_scheduled_ns", to: "A.chunk_start", need: "A"},
 	{name: "prefill", from: "A.chunk_start", to: "A.chunk_end", need: "A", when: chunked},

@@ -26,6 +26,16 @@ func Append(dst []byte, l *Line) []byte {
 	if l.Handover != nil {
 		appendHandover(&w, l.Handover)
 	}
+	if d := l.Decode; d != nil {
+		w.OpenKey("decode", '{')
+		w.Int("steps", int64(d.Steps))
+		w.Int("compute_ns", d.ComputeNS)
+		w.Int("sample_ns", d.SampleNS)
+		w.Int("wait_ns", d.WaitNS)
+		w.OptInt("preempted_ns", d.PreemptedNS)
+		w.Close('}')
+	}
+	w.OptStr("critical_span", l.CriticalSpan)
 	w.OpenKey("spans", '[')
 	for i := range l.Spans {
 		s := &l.Spans[i]
@@ -125,6 +135,9 @@ func appendHandover(w *jsonline.Writer, h *Handover) {
 	w.NullInt("visible_ns", h.VisibleNS)
 	w.Int("wire_ns", h.WireNS)
 	w.Int("install_ns", h.InstallNS)
+	w.PtrInt("open_ns", h.OpenNS)
+	w.PtrInt("allocate_ns", h.AllocateNS)
+	w.PtrInt("notify_ns", h.NotifyNS)
 	w.Close('}')
 }
 

@@ -59,6 +59,13 @@ func (d *drawing) pace(bars int) {
 		}
 		d.printf("%s  %s\n", strings.Repeat(" ", 18), d.paint(text, grey))
 	}
+	if x := d.l.Decode; x != nil {
+		text := fmt.Sprintf("compute %s, sampling %s, waiting for the batch %s", Duration(x.ComputeNS), Duration(x.SampleNS), Duration(x.WaitNS))
+		if x.PreemptedNS > 0 {
+			text += fmt.Sprintf(", of it preempted %s", Duration(x.PreemptedNS))
+		}
+		d.printf("%s  %s\n", strings.Repeat(" ", 18), d.paint(text, grey))
+	}
 }
 
 // handover says what the KV transfer cost and how much of it nobody waited for.
@@ -78,6 +85,16 @@ func (d *drawing) handover() {
 		}
 	}
 	d.printf("\n%s  %s\n", d.paint(pad("KV hand-over", 18), magenta), text)
+	var parts []string
+	for _, p := range []struct {
+		name string
+		ns   *int64
+	}{{"open", h.OpenNS}, {"allocate", h.AllocateNS}, {"notify", h.NotifyNS}, {"wire", &h.WireNS}, {"install", &h.InstallNS}} {
+		if p.ns != nil {
+			parts = append(parts, p.name+" "+Duration(*p.ns))
+		}
+	}
+	d.printf("%s  %s\n", strings.Repeat(" ", 18), d.paint(strings.Join(parts, ", "), grey))
 }
 
 // trouble tells what failed, what is missing and what does not add up.

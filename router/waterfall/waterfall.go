@@ -268,6 +268,9 @@ func (d *drawing) row(r row, nodes, names, bars int, scale float64) {
 	if bound > 0 {
 		extra = " ±" + Duration(bound)
 	}
+	if r.name == d.l.CriticalSpan {
+		extra += " ◀"
+	}
 	if r.note != "" {
 		extra += "  " + r.note
 	}

@@ -234,7 +234,7 @@ func ParseStamps(r *jsonline.Reader, s *Stamps) {
 	if !r.Object() {
 		return
 	}
-	values := new([stampCount]int64) // one allocation for all stamps
+	values := new([StampCount]int64) // one allocation for all stamps
 	used := 0
 	fields := s.All()
 	next := 0 // stamps mostly come in order
@@ -245,12 +245,12 @@ func ParseStamps(r *jsonline.Reader, s *Stamps) {
 		}
 		at := -1
 		for i := range fields {
-			if j := (next + i) % stampCount; fields[j].Name == key {
+			if j := (next + i) % StampCount; fields[j].Name == key {
 				at = j
 				break
 			}
 		}
-		if at < 0 || used == stampCount {
+		if at < 0 || used == StampCount {
 			r.Skip()
 			continue
 		}

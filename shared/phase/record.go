@@ -99,8 +99,10 @@ type Stamps struct {
 
 	// Router.
 	PlacedNS         *int64 `json:"placed_ns,omitempty"`       // the pair was chosen
+	GenPrepareNS     *int64 `json:"gen_prepare_ns,omitempty"`  // gen leg: the making of its body begins
 	GenDispatchNS    *int64 `json:"gen_dispatch_ns,omitempty"` // gen leg: before the write
 	GenHeadersNS     *int64 `json:"gen_headers_ns,omitempty"`  // gen leg: response headers read
+	CtxPrepareNS     *int64 `json:"ctx_prepare_ns,omitempty"`
 	CtxDispatchNS    *int64 `json:"ctx_dispatch_ns,omitempty"`
 	CtxDoneNS        *int64 `json:"ctx_done_ns,omitempty"`         // ctx leg: response read
 	FirstTokenNS     *int64 `json:"first_token_ns,omitempty"`      // router: first token read from the gen leg; node: sampled or taken over
@@ -108,6 +110,7 @@ type Stamps struct {
 	LastTokenNS      *int64 `json:"last_token_ns,omitempty"`
 
 	// Nodes.
+	StartedNS        *int64 `json:"started_ns,omitempty"`         // handed to the role's own code
 	AdmittedNS       *int64 `json:"admitted_ns,omitempty"`        // slot and blocks reserved (gen), request accepted by the engine (ctx)
 	HeadersSentNS    *int64 `json:"headers_sent_ns,omitempty"`    // before 200 is flushed
 	QueuedNS         *int64 `json:"queued_ns,omitempty"`          // handed to the engine's queue

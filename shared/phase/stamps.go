@@ -1,7 +1,7 @@
 package phase
 
-// stampCount is the number of stamps in Stamps.
-const stampCount = 15
+// StampCount is the number of stamps in Stamps.
+const StampCount = 18
 
 // Stamp is one stamp of a record: its name in JSON and where it is kept.
 type Stamp struct {
@@ -10,13 +10,13 @@ type Stamp struct {
 }
 
 // All lists the stamps in the order of the type. A nil *NS means absent.
-func (s *Stamps) All() [stampCount]Stamp {
-	return [stampCount]Stamp{
+func (s *Stamps) All() [StampCount]Stamp {
+	return [StampCount]Stamp{
 		{"receive_ns", &s.ReceiveNS}, {"parsed_ns", &s.ParsedNS}, {"end_ns", &s.EndNS},
-		{"placed_ns", &s.PlacedNS}, {"gen_dispatch_ns", &s.GenDispatchNS}, {"gen_headers_ns", &s.GenHeadersNS},
-		{"ctx_dispatch_ns", &s.CtxDispatchNS}, {"ctx_done_ns", &s.CtxDoneNS}, {"first_token_ns", &s.FirstTokenNS},
+		{"placed_ns", &s.PlacedNS}, {"gen_prepare_ns", &s.GenPrepareNS}, {"gen_dispatch_ns", &s.GenDispatchNS}, {"gen_headers_ns", &s.GenHeadersNS},
+		{"ctx_prepare_ns", &s.CtxPrepareNS}, {"ctx_dispatch_ns", &s.CtxDispatchNS}, {"ctx_done_ns", &s.CtxDoneNS}, {"first_token_ns", &s.FirstTokenNS},
 		{"first_token_sent_ns", &s.FirstTokenSentNS}, {"last_token_ns", &s.LastTokenNS},
-		{"admitted_ns", &s.AdmittedNS}, {"headers_sent_ns", &s.HeadersSentNS}, {"queued_ns", &s.QueuedNS},
+		{"started_ns", &s.StartedNS}, {"admitted_ns", &s.AdmittedNS}, {"headers_sent_ns", &s.HeadersSentNS}, {"queued_ns", &s.QueuedNS},
 		{"first_scheduled_ns", &s.FirstScheduledNS},
 	}
 }

@@ -79,6 +79,7 @@ type attempt struct {
 	tokens   int // produced here
 	finish   string
 	stop     []byte // stop_reason
+	started  int64  // when the runner got the leg
 	sentNS   int64
 	firstNS  int64
 	lastNS   int64
@@ -93,6 +94,7 @@ func (a *attempt) start(ctx context.Context) *api.Error {
 	if run == nil {
 		return a.fail(api.Invalid("disaggregated_params.request_type", "this node (%s) does not serve %s", a.n.o.Role, a.leg.Request.Kind))
 	}
+	a.started = a.n.o.Steady.Now()
 	seq, err := run(ctx, a.leg)
 	if err != nil {
 		return a.fail(a.n.explain(ctx, err))

@@ -41,6 +41,7 @@ func (a *attempt) fill() {
 	a.finished = true
 	rec := a.rec
 	s := &rec.Stamps
+	s.StartedNS = stamp(a.started)
 	s.AdmittedNS, s.HeadersSentNS = stamp(a.leg.admitted), stamp(a.leg.flushed)
 	s.FirstTokenNS, s.LastTokenNS, s.FirstTokenSentNS = stamp(a.firstNS), stamp(a.lastNS), stamp(a.sentNS)
 	rec.Tokens = phase.Tokens{Prompt: len(a.leg.Request.Prompt), Output: max(0, a.tokens-a.leg.Taken)}
