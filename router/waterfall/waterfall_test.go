@@ -35,7 +35,8 @@ func full() *timeline.Line {
 			span("decode", "router0", 14*ms, 25*ms, 0), span("finish", "router0", 39*ms, ms, 0),
 		},
 		NegativeSpans: 1, Violations: []timeline.Violation{{Cause: "gen0.first_token_sent_ns", Event: "router0.first_token_ns", CauseNS: 13*ms + 200_000, EventNS: 13 * ms, BoundNS: 1000, ExcessNS: 199_000}},
-		Handover: &timeline.Handover{Bytes: 3 << 20, Frames: 1234, Tokens: 1572, TokensHeld: 128, DurNS: ptr(8 * ms), HiddenNS: ptr(6 * ms), VisibleNS: ptr(2 * ms)},
+		CriticalSpan: "prefill", Decode: &timeline.Decode{Steps: 3, ComputeNS: 20_000_000, SampleNS: 1_000_000, WaitNS: 5_000_000, PreemptedNS: 2_000_000},
+		Handover: &timeline.Handover{WireNS: 3_000_000, InstallNS: 1_000_000, Bytes: 3 << 20, Frames: 1234, Tokens: 1572, TokensHeld: 128, DurNS: ptr(8 * ms), HiddenNS: ptr(6 * ms), VisibleNS: ptr(2 * ms)},
 		Attempts: []timeline.Attempt{
 			{Role: phase.Gen, Node: "gen1", Outcome: phase.Failed, Error: &phase.Error{Stage: "gen", Message: "connection refused"}}, {Role: phase.Gen, Node: "gen0", Attempt: 1, Outcome: phase.Finished},
 		},
