@@ -1,0 +1,114 @@
+package keys
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+
+	"gopkg.in/yaml.v3"
+)
+
+// ErrFile is returned when a file of keys cannot be used; the text says which entry and why.
+var ErrFile = errors.New("keys: bad file")
+
+const (
+	maxFile = 8 << 20 // bytes: 30,000 keys
+	maxID   = 64
+	maxRate = 1_000_000_000
+)
+
+// Key is one entry of the file. A limit that is absent or 0 does not apply.
+type Key struct {
+	ID                string   `yaml:"id"`                  // names the principal in records, logs and metrics: letters, digits, -_.
+	SHA256            string   `yaml:"sha256"`              // of the key's bytes, in hex
+	Admin             bool     `yaml:"admin"`               // may see /cluster, /timelines, /metrics and the web page
+	Models            []string `yaml:"models"`              // that it may use; absent: all
+	RequestsPerMinute int      `yaml:"requests_per_minute"` // a burst of one minute's worth is let through
+	TokensPerMinute   int      `yaml:"tokens_per_minute"`   // prompt and output; counted when a request ends
+	MaxRunning        int      `yaml:"max_running"`         // requests at the same time
+	MaxPriority       *int     `yaml:"max_priority"`        // a higher priority of a request is lowered to it; absent: not lowered
+}
+
+type digest [sha256.Size]byte
+
+// Parse reads a file of keys: YAML (or JSON), {keys: [...]}. Unknown and repeated members are refused, since a misspelt
+// limit would be no limit.
+func Parse(b []byte) ([]Key, error) {
+	keys, _, err := parse(b)
+	return keys, err
+}
+
+func parse(b []byte) ([]Key, []digest, error) {
+	var file struct {
+		Keys []Key `yaml:"keys"`
+	}
+	d := yaml.NewDecoder(bytes.NewReader(b))
+	d.KnownFields(true)
+	if err := d.Decode(&file); err != nil {
+		return nil, nil, fmt.Errorf("%w: want keys: [{id, sha256, ...}]: %w", ErrFile, err)
+	}
+	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
+		return nil, nil, fmt.Errorf("%w: more than one YAML document", ErrFile)
+	}
+	if len(file.Keys) == 0 {
+		return nil, nil, fmt.Errorf("%w: no keys; without --api-keys everything is open", ErrFile)
+	}
+	digests := make([]digest, len(file.Keys))
+	ids, sums := map[string]bool{}, map[digest]bool{}
+	for i := range file.Keys {
+		k := &file.Keys[i]
+		sum, err := k.check()
+		switch {
+		case err != nil:
+			return nil, nil, fmt.Errorf("%w: keys[%d] (id %q): %w", ErrFile, i, k.ID, err)
+		case ids[k.ID]:
+			return nil, nil, fmt.Errorf("%w: keys[%d]: id %q is given twice", ErrFile, i, k.ID)
+		case sums[sum]:
+			return nil, nil, fmt.Errorf("%w: keys[%d] (id %q): another id has the same sha256", ErrFile, i, k.ID)
+		}
+		ids[k.ID], sums[sum], digests[i] = true, true, sum
+	}
+	return file.Keys, digests, nil
+}
+
+func (k *Key) check() (digest, error) {
+	var sum digest
+	if !validID(k.ID) {
+		return sum, fmt.Errorf("id: want 1 to %d letters, digits or any of -_.", maxID)
+	}
+	raw, err := hex.DecodeString(k.SHA256)
+	if err != nil || len(raw) != len(sum) {
+		return sum, fmt.Errorf("sha256: want the %d hex digits of the key's SHA-256", 2*len(sum))
+	}
+	for _, l := range []struct {
+		name string
+		n    int
+	}{{"requests_per_minute", k.RequestsPerMinute}, {"tokens_per_minute", k.TokensPerMinute}, {"max_running", k.MaxRunning}} {
+		if l.n < 0 || l.n > maxRate {
+			return sum, fmt.Errorf("%s: %d: want 0 (no limit) to %d", l.name, l.n, maxRate)
+		}
+	}
+	for _, m := range k.Models {
+		if m == "" {
+			return sum, errors.New("models: an empty name")
+		}
+	}
+	return digest(raw), nil
+}
+
+func validID(s string) bool {
+	if s == "" || len(s) > maxID {
+		return false
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '_', c == '.':
+		default:
+			return false
+		}
+	}
+	return true
+}
