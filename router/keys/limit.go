@@ -15,7 +15,9 @@ type Refused struct {
 }
 
 // Error names the limit.
-func (r *Refused) Error() string { return fmt.Sprintf("this key's %s of %d is used up", r.Limit, r.Max) }
+func (r *Refused) Error() string {
+	return fmt.Sprintf("this key's %s of %d is used up", r.Limit, r.Max)
+}
 
 // Principal is who a request comes from. Safe for concurrent use.
 type Principal struct {

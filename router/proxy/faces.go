@@ -6,6 +6,7 @@ import (
 
 	"github.com/labstack/echo/v4"
 
+	"meridian.internal/router/keys"
 	"meridian.internal/router/pool"
 	"meridian.internal/shared/api"
 )
@@ -23,8 +24,18 @@ func (p *Proxy) Routes(e *echo.Echo) {
 }
 
 func (p *Proxy) models(c echo.Context) error {
+	var who *keys.Principal
+	if p.o.Keys != nil {
+		var e *api.Error
+		if who, _, e = identify(p.o.Keys, c.Request(), false); e != nil {
+			return e
+		}
+	}
 	data := []any{}
 	for _, m := range p.o.Pool.Models() {
+		if who != nil && !who.MayUse(m.Name) {
+			continue
+		}
 		one := map[string]any{"id": m.Name, "object": "model", "created": 0, "owned_by": "meridian"}
 		if m.ContextLen > 0 {
 			one["max_model_len"] = m.ContextLen

@@ -139,7 +139,7 @@ func newCluster(t *testing.T, schedule string, names ...string) *cluster {
 	for _, name := range names {
 		c.add(name)
 	}
-	s, err := serve.New(serve.Options{Listen: "127.0.0.1:0"})
+	s, err := serve.New(serve.Options{Listen: "127.0.0.1:0", Allow: c.proxy.Allow})
 	if err != nil {
 		t.Fatal(err)
 	}

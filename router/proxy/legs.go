@@ -142,6 +142,9 @@ func (a *attempt) common() []api.Set {
 			set = append(set, api.Set{Key: "seed", Value: strconv.AppendUint(nil, seed, 10)})
 		}
 	}
+	if a.s.lowered {
+		set = append(set, api.Set{Key: "priority", Value: strconv.AppendInt(nil, int64(req.Priority), 10)})
+	}
 	switch {
 	case req.Chat && b.ids != nil:
 		set = append(set, api.Set{Key: "prompt_token_ids", Value: b.idsJSON()})

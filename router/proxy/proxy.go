@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"meridian.internal/router/keys"
 	"meridian.internal/router/pool"
 	"meridian.internal/router/upstream"
 	"meridian.internal/shared/api"
@@ -53,6 +54,7 @@ type Options struct {
 	Record     func(*phase.Record)                    // takes the router's own records; must not block
 	Timelines  Timelines                              // nil: no /timelines
 	Estimate   func(node.Info) (clock.Estimate, bool) // clock of a node against this router's; nil: none
+	Keys       *keys.Store                            // API keys of clients; nil: everybody may do everything
 	Metrics    prometheus.Registerer
 	Logger     *slog.Logger
 	NoBus      bool          // records of nodes cannot reach this router: its own is all that a timeline waits for

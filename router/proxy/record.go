@@ -61,7 +61,7 @@ func (s *session) legs() []phase.Leg {
 
 func outcomeOf(e *api.Error) phase.Outcome {
 	switch {
-	case e.Stage == "place" || e.Stage == "parse":
+	case e.Stage == "place" || e.Stage == "parse" || e.Stage == stageAuth:
 		return phase.Rejected
 	case e.Type == api.TypeCancelled:
 		return phase.Cancelled

@@ -11,6 +11,7 @@ import (
 
 	"github.com/labstack/echo/v4"
 
+	"meridian.internal/router/keys"
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/phase"
 )
@@ -26,6 +27,8 @@ type session struct {
 	// principal is the id of the API key that the request came with, fit for logs and metric labels; "" where no keys
 	// are configured.
 	principal string
+	who       *keys.Principal // counts the request against the limits of its key; nil: there are no keys
+	lowered   bool            // req.Priority is what the key allows, not what the body says
 	trace     string
 	received  int64
 	parsed    int64
@@ -56,6 +59,7 @@ func (p *Proxy) serve(c echo.Context, chat bool) error {
 	s := &session{p: p, w: c.Response(), received: p.o.Steady.Now(), id: mintRequestID()}
 	p.met.inflight.Inc()
 	defer p.met.inflight.Dec()
+	defer s.endKey()
 	e := s.prepare(c.Request(), chat)
 	s.w.Header().Set(api.HeaderRequestID, s.publicID())
 	if e != nil {
@@ -92,13 +96,21 @@ func (s *session) prepare(r *http.Request, chat bool) *api.Error {
 	if t := r.Header.Get(api.HeaderTraceparent); validTraceparent(t) {
 		s.trace = t
 	}
+	if e := s.authenticate(r); e != nil { // before the body: a stranger's is not read
+		return e
+	}
 	body, e := s.readBody(r)
 	if e != nil {
 		return e
 	}
-	s.req, e = api.ParseRequest(body, chat, api.Limits{MaxBody: s.p.o.MaxBody, KnowsModel: s.p.o.Pool.KnowsModel})
+	s.req, e = api.ParseRequest(body, chat, api.Limits{MaxBody: s.p.o.MaxBody, KnowsModel: s.knowsModel})
 	if e != nil {
 		return e
+	}
+	if s.who != nil {
+		asked := s.req.Priority
+		s.req.Priority = s.who.Priority(asked)
+		s.lowered = s.req.Priority != asked
 	}
 	if e := s.plan(r.Context()); e != nil {
 		return e

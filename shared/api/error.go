@@ -17,6 +17,10 @@ const (
 	TypeServer      = "server_error"
 	TypeTimeout     = "timeout_error"
 	TypeCancelled   = "cancelled_error"
+
+	TypeAuthentication = "authentication_error"
+	TypePermission     = "permission_error"
+	TypeRateLimit      = "rate_limit_error"
 )
 
 const maxErrorText = 2048 // text of an error that came from a worker is cut here
@@ -28,7 +32,7 @@ type Error struct {
 	Message    string
 	Type       string
 	Param      string // field at fault; "" if none
-	Stage      string // parse, place, ctx, kv, gen, relay, engine
+	Stage      string // auth, parse, place, ctx, kv, gen, relay, engine
 	Retryable  bool
 	RequestID  string
 	RetryAfter time.Duration // 0: no Retry-After header
@@ -72,6 +76,9 @@ func (e *Error) Status() int {
 // SetHeader sets the headers that go with the error.
 func (e *Error) SetHeader(h http.Header) {
 	h.Set("Content-Type", "application/json")
+	if e.Code == http.StatusUnauthorized && h.Get("WWW-Authenticate") == "" {
+		h.Set("WWW-Authenticate", "Bearer")
+	}
 	if e.RetryAfter > 0 {
 		seconds := int64((e.RetryAfter + time.Second - 1) / time.Second)
 		h.Set("Retry-After", strconv.FormatInt(seconds, 10))

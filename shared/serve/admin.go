@@ -32,6 +32,18 @@ func (s *Server) adminRoutes() {
 	}
 }
 
+// allow asks Options.Allow before every route but health and readiness, and before the answer that there is no such route.
+func (s *Server) allow(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		if p := c.Path(); p != "/healthz" && p != "/readyz" {
+			if e := s.o.Allow(c.Request()); e != nil {
+				return e
+			}
+		}
+		return next(c)
+	}
+}
+
 func answer(c echo.Context, check func() error) error {
 	c.Response().Header().Set("Cache-Control", "no-store")
 	if check != nil {

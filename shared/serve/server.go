@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/labstack/echo/v4"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"meridian.internal/shared/api"
 )
 
 // DefaultGrace is how long Serve lets running requests go on after its context ended.
@@ -35,6 +38,10 @@ type Options struct {
 	Healthy  func() error         // nil: alive while it serves; an error is answered with 503 at /healthz
 	Ready    func() error         // nil: ready while it serves; an error is answered with 503 at /readyz
 	Grace    time.Duration        // 0: DefaultGrace
+	// Allow says who may use a route; health and readiness are open to all. Nil: everybody may use everything.
+	Allow    func(*http.Request) *api.Error
+	TLS      *tls.Config // nil: plain HTTP
+	MaxConns int         // connections at the same time; further ones are closed at once. 0: DefaultMaxConns
 }
 
 // Server is an echo server that lives under a context.
@@ -53,14 +60,23 @@ func New(o Options) (*Server, error) {
 	if o.Grace <= 0 {
 		o.Grace = DefaultGrace
 	}
+	if o.MaxConns <= 0 {
+		o.MaxConns = DefaultMaxConns
+	}
 	l, err := net.Listen("tcp", o.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("--listen %q: %w", o.Listen, err)
+	}
+	if o.TLS != nil {
+		l = tls.NewListener(l, o.TLS)
 	}
 	e := echo.New()
 	e.HideBanner, e.HidePort = true, true
 	s := &Server{o: o, echo: e, listener: l}
 	e.HTTPErrorHandler = s.handleError
+	if o.Allow != nil {
+		e.Use(s.allow)
+	}
 	s.adminRoutes()
 	return s, nil
 }
@@ -83,6 +99,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	srv := &http.Server{
 		Handler: s.echo, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 		BaseContext: func(net.Listener) context.Context { return base },
+		ConnState:   (&limit{max: int64(s.o.MaxConns)}).state,
 		ErrorLog:    slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelDebug),
 	}
 	failed := make(chan error, 1)

@@ -16,6 +16,7 @@ import (
 
 	"meridian.internal/clocksync/respond"
 	"meridian.internal/router/clocks"
+	"meridian.internal/router/keys"
 	"meridian.internal/router/pool"
 	"meridian.internal/router/proxy"
 	"meridian.internal/router/upstream"
@@ -41,6 +42,7 @@ type daemon struct {
 	clocks   *clocks.Book
 	lines    *lines
 	tokens   *proxy.Tokenizers
+	keys     *keys.Store // nil: no API keys are configured
 	proxy    *proxy.Proxy
 	respond  *respond.Responder
 	draining atomic.Bool
@@ -52,7 +54,7 @@ func (o *options) Run(ctx context.Context, log *slog.Logger) error {
 	d := &daemon{o: o, log: log, metrics: serve.NewRegistry()}
 	defer d.close()
 	for _, open := range []func(context.Context) error{ // each needs what is before it
-		d.openClock, d.openBus, d.openPool, d.openClocks, d.openLines, d.openProxy, d.openServer,
+		d.openClock, d.openBus, d.openPool, d.openClocks, d.openLines, d.openKeys, d.openProxy, d.openServer,
 	} {
 		if err := open(ctx); err != nil {
 			return err
@@ -125,13 +127,32 @@ func (d *daemon) openClocks(context.Context) error {
 	return nil
 }
 
+func (d *daemon) openKeys(context.Context) (err error) {
+	if d.o.APIKeys == "" {
+		d.log.Warn("no --api-keys: everybody who reaches this router may use it and see what it does", "listen", d.o.Listen)
+		return nil
+	}
+	if d.keys, err = keys.Open(d.o.APIKeys, d.log); err != nil {
+		return err
+	}
+	d.metrics.MustRegister(d.keys.Metrics())
+	return nil
+}
+
+func (d *daemon) runKeys(ctx context.Context) error {
+	if d.keys == nil {
+		return nil
+	}
+	return d.keys.Run(ctx)
+}
+
 func (d *daemon) openProxy(context.Context) (err error) {
 	d.client = upstream.New(upstream.Options{})
 	d.tokens = &proxy.Tokenizers{Pool: d.pool, Client: d.client, Build: proxy.BuildTokenizer}
 	d.proxy, err = proxy.New(proxy.Options{
 		Name: d.o.Name, Pool: d.pool, Client: d.client, Steady: d.steady, Schedule: d.o.Schedule,
-		Tokenizers: d.tokens,
-		Record:     d.lines.add, Begin: d.lines.collector.Begin, Timelines: d.lines.reader(), Estimate: d.clocks.Newest, Metrics: d.metrics, Logger: d.log,
+		Tokenizers: d.tokens, Keys: d.keys,
+		Record: d.lines.add, Begin: d.lines.collector.Begin, Timelines: d.lines.reader(), Estimate: d.clocks.Newest, Metrics: d.metrics, Logger: d.log,
 		NoBus: d.conn == nil, MaxBody: d.o.MaxBody, Timeout: d.o.Timeout, ClientIdle: d.o.ClientIdle,
 	})
 	return err
@@ -139,7 +160,7 @@ func (d *daemon) openProxy(context.Context) (err error) {
 
 func (d *daemon) openServer(context.Context) (err error) {
 	d.server, err = serve.New(serve.Options{
-		Listen: d.o.Listen, Logger: d.log, Registry: d.metrics, Grace: d.o.Grace, Ready: d.proxy.Ready,
+		Listen: d.o.Listen, Logger: d.log, Registry: d.metrics, Grace: d.o.Grace, Ready: d.proxy.Ready, Allow: d.proxy.Allow,
 	})
 	if err != nil {
 		return err
@@ -158,7 +179,7 @@ func (d *daemon) run(ctx context.Context) error {
 	inner, stop := context.WithCancel(base)
 	defer stop()
 	beside, watched := errgroup.WithContext(inner)
-	for _, f := range []func(context.Context) error{d.respond.Serve, d.pool.Run, d.clocks.Run, d.runRegistry, d.tokens.Run} {
+	for _, f := range []func(context.Context) error{d.respond.Serve, d.pool.Run, d.clocks.Run, d.runRegistry, d.tokens.Run, d.runKeys} {
 		beside.Go(func() error { return f(inner) })
 	}
 	linesCtx, endLines := context.WithCancel(base)

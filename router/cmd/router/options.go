@@ -34,6 +34,7 @@ type options struct {
 	Timeout      time.Duration `help:"Longest life of a request; then it is ended with an error." default:"10m"`
 	ClientIdle   time.Duration `help:"A client that takes no byte for so long is cut." default:"30s"`
 	MaxBody      int           `help:"Largest request body, in bytes." default:"16777216"`
+	APIKeys      string        `help:"File of the API keys of clients (docs/security.md); it is followed while serving. Empty: everybody may do everything." name:"api-keys" type:"path" placeholder:"FILE"`
 
 	SharedKernelDir string `help:"Folder shared with other processes of this machine; a file in it proves that they share a kernel, and so a clock." type:"path" placeholder:"DIR"`
 	ClockListen     string `help:"UDP address of the clock responder." default:":0" placeholder:"HOST:PORT"`

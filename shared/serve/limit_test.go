@@ -1,0 +1,93 @@
+package serve
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"meridian.internal/shared/api"
+)
+
+func TestConnectionsBeyondTheLimitAreClosed(t *testing.T) {
+	s := start(t, Options{MaxConns: 2}, nil)
+	dial := func() net.Conn {
+		c, err := net.Dial("tcp", s.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		return c
+	}
+	ask := func(c net.Conn) (int, error) {
+		if _, err := io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+			return 0, err
+		}
+		res, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			return 0, err
+		}
+		res.Body.Close()
+		return res.StatusCode, nil
+	}
+	first, second := dial(), dial()
+	for _, c := range []net.Conn{first, second} {
+		if status, err := ask(c); status != 200 {
+			t.Fatalf("within the limit: %d, %v", status, err)
+		}
+	}
+	if status, err := ask(dial()); err == nil {
+		t.Errorf("beyond the limit: status %d, want a closed connection", status)
+	}
+	first.Close()
+	for { // the server notices the end by itself
+		status, err := ask(dial())
+		if status == 200 {
+			break
+		}
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestAllowGuardsAllButHealth(t *testing.T) {
+	deny := func(*http.Request) *api.Error { return &api.Error{Code: 403, Type: api.TypePermission, Message: "no"} }
+	s := start(t, Options{Allow: deny, Registry: NewRegistry()}, func(e *echo.Echo) {
+		e.GET("/x", func(c echo.Context) error { return c.String(200, "secret") })
+	})
+	for path, want := range map[string]int{"/healthz": 200, "/readyz": 200, "/x": 403, "/metrics": 403, "/nothing": 403, "/healthz/": 403} {
+		if status, body := s.get(t, path); status != want || strings.Contains(body, "secret") {
+			t.Errorf("%s: %d %s, want %d", path, status, body, want)
+		}
+	}
+}
+
+func TestHeadersAreBounded(t *testing.T) {
+	s := start(t, Options{}, nil)
+	c, err := net.Dial("tcp", s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	go func() {
+		_, _ = io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\n")
+		for range 100 { // the server may close before all is written
+			_, _ = io.WriteString(c, "X-Big: "+strings.Repeat("a", 4000)+"\r\n")
+		}
+	}()
+	res, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err == nil && res.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+		t.Errorf("400 KB of headers: status %d, want 431", res.StatusCode)
+	}
+}
+
