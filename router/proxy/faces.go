@@ -9,6 +9,7 @@ import (
 	"meridian.internal/router/keys"
 	"meridian.internal/router/pool"
 	"meridian.internal/shared/api"
+	"meridian.internal/shared/clock"
 )
 
 // Routes adds the router's routes.
@@ -45,8 +46,8 @@ func (p *Proxy) models(c echo.Context) error {
 	return c.JSON(http.StatusOK, map[string]any{"object": "list", "data": data})
 }
 
-// clusterNode is one node as /cluster shows it.
-type clusterNode struct {
+// ClusterNode is one node as /cluster shows it.
+type ClusterNode struct {
 	Name     string        `json:"name"`
 	Role     string        `json:"role"`
 	URL      string        `json:"url"`
@@ -57,11 +58,11 @@ type clusterNode struct {
 	Model    string        `json:"model,omitempty"`
 	Hash     string        `json:"model_hash,omitempty"`
 	Reserved int           `json:"reserved"` // legs of this router
-	Load     *clusterLoad  `json:"load"`     // null: none was reported
-	Clock    *clusterClock `json:"clock"`
+	Load     *ClusterLoad  `json:"load"`     // null: none was reported
+	Clock    *ClusterClock `json:"clock"`
 }
 
-type clusterLoad struct {
+type ClusterLoad struct {
 	Running       int    `json:"running"`
 	Waiting       int    `json:"waiting"`
 	WaitingTokens int    `json:"waiting_tokens"`
@@ -70,28 +71,39 @@ type clusterLoad struct {
 	AgeNS         *int64 `json:"age_ns"`
 }
 
-// clusterClock: offset = reference - local; null where no estimate is known.
-type clusterClock struct {
+// ClusterClock: offset = reference - local; null where no estimate is known.
+type ClusterClock struct {
 	OffsetNS *int64 `json:"offset_ns"`
 	BoundNS  *int64 `json:"bound_ns"`
 	State    string `json:"state"`
 }
 
-func (p *Proxy) cluster(c echo.Context) error {
-	nodes := []clusterNode{}
-	for _, st := range p.o.Pool.Snapshot() {
-		nodes = append(nodes, p.describe(st))
-	}
-	c.Response().Header().Set("Cache-Control", "no-store")
-	return c.JSON(http.StatusOK, map[string]any{
-		"router": p.o.Name, "clock_id": p.o.Steady.ID(), "schedule": p.o.Schedule, "nodes": nodes,
-	})
+// Cluster is what GET /cluster answers.
+type Cluster struct {
+	Router   string        `json:"router"`
+	ClockID  clock.ID      `json:"clock_id"`
+	Schedule string        `json:"schedule"`
+	Nodes    []ClusterNode `json:"nodes"`
 }
 
-func (p *Proxy) describe(st pool.Status) clusterNode {
-	n := clusterNode{
+// Cluster says which nodes are known, with their load and clocks.
+func (p *Proxy) Cluster() Cluster {
+	c := Cluster{Router: p.o.Name, ClockID: p.o.Steady.ID(), Schedule: string(p.o.Schedule), Nodes: []ClusterNode{}}
+	for _, st := range p.o.Pool.Snapshot() {
+		c.Nodes = append(c.Nodes, p.describe(st))
+	}
+	return c
+}
+
+func (p *Proxy) cluster(c echo.Context) error {
+	c.Response().Header().Set("Cache-Control", "no-store")
+	return c.JSON(http.StatusOK, p.Cluster())
+}
+
+func (p *Proxy) describe(st pool.Status) ClusterNode {
+	n := ClusterNode{
 		Name: st.Info.Name, Role: string(st.Info.Role), URL: st.Info.URL, State: string(st.Info.State), Static: st.Static,
-		Foreign: st.Foreign, PID: st.Info.PID, Reserved: st.Reserved, Clock: &clusterClock{State: "not_aligned"},
+		Foreign: st.Foreign, PID: st.Info.PID, Reserved: st.Reserved, Clock: &ClusterClock{State: "not_aligned"},
 	}
 	if !st.Healthy {
 		n.State = "unhealthy"
@@ -100,7 +112,7 @@ func (p *Proxy) describe(st pool.Status) clusterNode {
 		n.Model, n.Hash = m.Name, m.Hash
 	}
 	if l := st.Info.Load; l != nil {
-		n.Load = &clusterLoad{
+		n.Load = &ClusterLoad{
 			Running: l.Running, Waiting: l.Waiting, WaitingTokens: l.WaitingTokens,
 			KVUsedBlocks: l.KVUsedBlocks, KVMaxBlocks: l.KVMaxBlocks, AgeNS: st.LoadAgeNS,
 		}

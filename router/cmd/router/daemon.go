@@ -41,6 +41,7 @@ type daemon struct {
 	pool     *pool.Pool
 	clocks   *clocks.Book
 	lines    *lines
+	feed     *web.Feed
 	tokens   *proxy.Tokenizers
 	keys     *keys.Store // nil: no API keys are configured
 	proxy    *proxy.Proxy
@@ -166,7 +167,9 @@ func (d *daemon) openServer(context.Context) (err error) {
 		return err
 	}
 	d.proxy.Routes(d.server.Echo())
-	return web.Routes(d.server.Echo())
+	return web.Routes(d.server.Echo(), web.Options{
+		Feed: d.feed, Cluster: func() any { return d.proxy.Cluster() }, Draining: d.draining.Load,
+	})
 }
 
 // drainNotice is how long the router still accepts after it has said that it drains.
@@ -179,7 +182,7 @@ func (d *daemon) run(ctx context.Context) error {
 	inner, stop := context.WithCancel(base)
 	defer stop()
 	beside, watched := errgroup.WithContext(inner)
-	for _, f := range []func(context.Context) error{d.respond.Serve, d.pool.Run, d.clocks.Run, d.runRegistry, d.tokens.Run, d.runKeys} {
+	for _, f := range []func(context.Context) error{d.respond.Serve, d.pool.Run, d.clocks.Run, d.runRegistry, d.tokens.Run, d.runKeys, d.feed.Run} {
 		beside.Go(func() error { return f(inner) })
 	}
 	linesCtx, endLines := context.WithCancel(base)

@@ -8,6 +8,7 @@ import (
 	"meridian.internal/router/collect"
 	"meridian.internal/router/proxy"
 	"meridian.internal/router/timeline"
+	"meridian.internal/router/web"
 	"meridian.internal/shared/bus"
 	"meridian.internal/shared/phase"
 )
@@ -34,15 +35,30 @@ func (d *daemon) openLines(context.Context) (err error) {
 			return errors.Join(err, l.close())
 		}
 	}
+	d.feed = web.NewFeed(time.Now, d.clocksNow)
 	l.collector, err = collect.New(collect.Options{
 		Router: d.o.Name, Dir: d.o.Traces, MaxTotal: d.o.TracesMax, Conn: d.conn, Publisher: l.publisher, Registry: d.metrics, Logger: d.log,
+		OnLine: d.feed.Add,
 		Clocks: timeline.Clocks{Reference: d.steady.ID(), Estimate: d.clocks.Estimate, Wall: d.wall},
 	})
 	if err != nil {
 		return errors.Join(err, l.close())
 	}
 	d.lines = l
+	d.feed.Restore(l.collector.Recent(restoredLines))
 	return nil
+}
+
+const restoredLines = 1000
+
+// clocksNow is what the page's history of clocks is made of.
+func (d *daemon) clocksNow() []web.ClockOf {
+	nodes := d.proxy.Cluster().Nodes
+	out := make([]web.ClockOf, len(nodes))
+	for i, n := range nodes {
+		out[i] = web.ClockOf{Node: n.Name, OffsetNS: n.Clock.OffsetNS, BoundNS: n.Clock.BoundNS}
+	}
+	return out
 }
 
 // wall is UTC, as this machine knows it, when the steady clock showed ns.

@@ -1,0 +1,273 @@
+package web
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/labstack/echo/v4"
+
+	"meridian.internal/router/timeline"
+	"meridian.internal/shared/phase"
+)
+
+// hostile is an id as an attacker would choose it: it must be seen as text, and never run.
+const hostile = `<img src=x onerror="document.title='run'">`
+
+// site is a router's page without a router behind it: a feed with many requests, two nodes, one timeline.
+type site struct {
+	*httptest.Server
+	feed *Feed
+	line timeline.Line
+}
+
+func newSite(t *testing.T, requests int) *site {
+	golden, err := os.ReadFile("../timeline/testdata/generation_first.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := timeline.Parse(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	offset, bound := int64(-2_345_678), int64(1_234)
+	s := &site{line: *l}
+	s.feed = NewFeed(time.Now, func() []ClockOf {
+		return []ClockOf{{Node: "ctx0", OffsetNS: &offset, BoundNS: &bound}, {Node: "gen0"}}
+	})
+	for i := range requests {
+		s.request(i)
+	}
+	e := echo.New()
+	cluster := func() any {
+		return json.RawMessage(`{"router":"router0","clock_id":"a.b","schedule":"auto","nodes":[
+		{"name":"ctx0","role":"ctx","url":"http://c","state":"ready","load":{"running":3,"waiting":1,"waiting_tokens":900,"kv_used_blocks":40,"kv_max_blocks":100,"age_ns":210000000},"clock":{"offset_ns":-2345678,"bound_ns":1234,"state":"synced"}},
+		{"name":"gen0","role":"gen","url":"http://g","state":"draining","load":null,"clock":{"offset_ns":null,"bound_ns":null,"state":"not_aligned"}}]}`)
+	}
+	if err := Routes(e, Options{Feed: s.feed, Cluster: cluster, Draining: func() bool { return false }}); err != nil {
+		t.Fatal(err)
+	}
+	e.GET("/timelines/:id", func(c echo.Context) error {
+		line := s.line
+		line.RequestID = c.Param("id")
+		if line.RequestID == "unknown" {
+			return echo.ErrNotFound
+		}
+		line.ClientRequestID = hostile
+		return c.JSONBlob(200, timeline.Append(nil, &line))
+	})
+	s.Server = httptest.NewServer(e)
+	t.Cleanup(s.Close)
+	return s
+}
+
+// request adds the i-th request; the times differ, so that a filter finds some of them.
+func (s *site) request(i int) {
+	l := s.line
+	l.RequestID = fmt.Sprintf("req-%05d", i)
+	l.ClientRequestID = ""
+	if i%10 == 0 {
+		l.ClientRequestID = hostile
+	}
+	if i%7 == 0 {
+		l.Outcome = phase.Outcome("failed")
+	}
+	ttft := int64(1_000_000) * int64(1+i%90)
+	l.TTFTNS = &ttft
+	s.feed.Add(&l)
+}
+
+// browser opens a tab in a real Chromium; what the page complains about ends in complaints.
+type browser struct {
+	context.Context
+	mu         sync.Mutex
+	complaints []string
+	bytes      float64
+}
+
+func newBrowser(t *testing.T) *browser {
+	var path string
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome", "headless-shell"} {
+		if p, err := exec.LookPath(name); err == nil {
+			path = p
+			break
+		}
+	}
+	if path == "" {
+		t.Skip("no Chromium is installed")
+	}
+	alloc, stop := chromedp.NewExecAllocator(context.Background(), append(chromedp.DefaultExecAllocatorOptions[:],
+		chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.WSURLReadTimeout(time.Minute))...)
+	t.Cleanup(stop)
+	ctx, cancel := chromedp.NewContext(alloc)
+	t.Cleanup(cancel)
+	ctx, over := context.WithTimeout(ctx, 2*time.Minute)
+	t.Cleanup(over)
+	b := &browser{Context: ctx}
+	chromedp.ListenTarget(ctx, func(ev any) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		switch ev := ev.(type) {
+		case *runtime.EventExceptionThrown:
+			b.complaints = append(b.complaints, ev.ExceptionDetails.Error())
+		case *log.EventEntryAdded:
+			if ev.Entry.Level == log.LevelError && !strings.Contains(ev.Entry.URL, "/timelines/unknown") {
+				b.complaints = append(b.complaints, ev.Entry.Text+" "+ev.Entry.URL)
+			}
+		case *network.EventLoadingFinished:
+			b.bytes += ev.EncodedDataLength
+		}
+	})
+	b.do(t, log.Enable(), network.Enable(), runtime.Enable())
+	return b
+}
+
+func (b *browser) do(t *testing.T, actions ...chromedp.Action) {
+	t.Helper()
+	if err := chromedp.Run(b, actions...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eval returns the value of a script.
+func eval[T any](t *testing.T, b *browser, script string) T {
+	t.Helper()
+	var v T
+	b.do(t, chromedp.Evaluate(script, &v))
+	return v
+}
+
+// until waits for a condition in the page.
+func (b *browser) until(t *testing.T, script string) {
+	t.Helper()
+	if err := chromedp.Run(b, chromedp.Poll(script, nil, chromedp.WithPollingTimeout(20*time.Second))); err != nil {
+		t.Fatalf("waiting for %s: %v; shown %q, filter %q", script, err, eval[string](t, b, `document.getElementById('shown').textContent`), eval[string](t, b, `document.getElementById('filter').value`))
+	}
+}
+
+// shot keeps a picture where MERIDIAN_SCREENSHOTS names a folder.
+func (b *browser) shot(t *testing.T, name string) {
+	dir := os.Getenv("MERIDIAN_SCREENSHOTS")
+	if dir == "" {
+		return
+	}
+	var png []byte
+	b.do(t, chromedp.FullScreenshot(&png, 100))
+	if err := os.WriteFile(filepath.Join(dir, name+".png"), png, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (b *browser) noComplaints(t *testing.T) {
+	t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range b.complaints {
+		t.Errorf("the page complains: %s", c)
+	}
+}
+
+// watchShifts counts what moves without anybody's doing.
+const watchShifts = `window.shift = 0; new PerformanceObserver(l => { for (const e of l.getEntries()) if (!e.hadRecentInput) window.shift += e.value; }).observe({type: 'layout-shift', buffered: true});`
+
+func TestThePageShowsTenThousandRequests(t *testing.T) {
+	s, b := newSite(t, keptRows), newBrowser(t)
+	b.do(t, chromedp.EmulateViewport(1440, 1000), chromedp.Navigate(s.URL))
+	b.do(t, chromedp.Evaluate(watchShifts, nil))
+	b.until(t, `document.getElementById('shown').textContent === '10000'`)
+	b.until(t, `document.querySelectorAll('#waterfall .span').length > 5`)
+	if n := eval[int](t, b, `document.querySelectorAll('#list .row').length`); n == 0 || n > 80 {
+		t.Errorf("%d rows are drawn, want only those in sight", n)
+	}
+	if got := eval[string](t, b, `document.querySelector('#nodes tbody').innerText`); !strings.Contains(got, "ctx0") || !strings.Contains(got, "−") && !strings.Contains(got, "-2.35 ms ± 1.23 µs") {
+		t.Errorf("nodes: %q", got)
+	}
+	// The list is walked through to its end while requests come in.
+	frames := `new Promise(done => { const list = document.getElementById('list'), at = []; let n = 0;
+		const step = now => { at.push(now); list.scrollTop += 2600; if (++n < 100) requestAnimationFrame(step); else done(Math.max(...at.slice(1).map((v, i) => v - at[i]))); };
+		requestAnimationFrame(step); })`
+	for i := range 200 {
+		s.request(keptRows + i)
+	}
+	var longest float64
+	b.do(t, chromedp.Evaluate(frames, &longest, func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }))
+	b.until(t, `document.getElementById('list').scrollTop > 250000`)
+	b.until(t, `document.querySelectorAll('#list .row').length > 10`)
+	paint := eval[float64](t, b, `performance.getEntriesByName('first-paint')[0]?.startTime ?? 0`)
+	t.Logf("first paint %.0f ms, longest of 100 frames while scrolling %.0f ms", paint, longest)
+	if shift := eval[float64](t, b, `window.shift`); shift > 0.01 {
+		t.Errorf("layout shift %v", shift)
+	}
+	if title := eval[string](t, b, `document.title`); title != "Meridian" {
+		t.Errorf("a client's text ran: title %q", title)
+	}
+	b.do(t, chromedp.Evaluate(`document.getElementById('list').scrollTop = 0`, nil))
+	b.shot(t, "wide-light")
+	b.noComplaints(t)
+}
+
+func TestThePageByKeyboard(t *testing.T) {
+	s, b := newSite(t, 300), newBrowser(t)
+	b.do(t, chromedp.EmulateViewport(1440, 1000), chromedp.Navigate(s.URL))
+	b.until(t, `document.querySelectorAll('#waterfall .span').length > 5`)
+	b.do(t, chromedp.Focus("#list"), chromedp.KeyEvent(kb.Home), chromedp.KeyEvent(kb.ArrowDown), chromedp.KeyEvent(kb.ArrowDown))
+	b.until(t, `document.getElementById('title').textContent.includes('req-00297')`)
+	if got := eval[string](t, b, `location.hash`); got != "#req-00297" {
+		t.Errorf("address %q, want the chosen request", got)
+	}
+	if got := eval[string](t, b, `document.getElementById('list').getAttribute('aria-activedescendant')`); got != "r-req-00297" {
+		t.Errorf("the list's active row is %q", got)
+	}
+	b.do(t, chromedp.KeyEvent("/"))
+	b.until(t, `document.activeElement.id === 'filter'`)
+	b.do(t, chromedp.Evaluate(`filter.value = ''`, nil), chromedp.KeyEvent("outcome:failed ttft<20ms")) // an emulated key types even what the page keeps
+	want := 0
+	for i := range 300 {
+		if i%7 == 0 && 1+i%90 < 20 {
+			want++
+		}
+	}
+	b.until(t, fmt.Sprintf(`document.getElementById('shown').textContent === '%d of 300'`, want))
+	b.do(t, chromedp.Evaluate(`filter.value = ''; filter.dispatchEvent(new Event('input'))`, nil))
+	b.do(t, chromedp.Evaluate(`[...document.querySelectorAll('#histogram button')].find(b => !b.disabled).click()`, nil))
+	b.until(t, `document.getElementById('shown').textContent.includes(' of ')`)
+	b.do(t, chromedp.Evaluate(`document.getElementById('clear').click()`, nil))
+	b.until(t, `document.getElementById('shown').textContent === '300'`)
+	b.do(t, chromedp.Focus("#spans tbody tr:nth-child(2)"), chromedp.KeyEvent(kb.Enter))
+	b.until(t, `document.querySelector('#spans tbody tr:nth-child(2)').getAttribute('aria-selected') === 'true'`)
+	b.do(t, chromedp.Evaluate(`location.hash = '#unknown'`, nil))
+	b.until(t, `document.getElementById('title').textContent === 'No request unknown is known'`)
+	b.noComplaints(t)
+}
+
+func TestThePageOnAPhoneInTheDark(t *testing.T) {
+	s, b := newSite(t, 300), newBrowser(t)
+	b.do(t, emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "dark"}}),
+		chromedp.EmulateViewport(390, 844, chromedp.EmulateMobile, chromedp.EmulateTouch), chromedp.Navigate(s.URL))
+	b.until(t, `document.querySelectorAll('#waterfall .span').length > 5`)
+	if got := eval[int](t, b, `document.documentElement.scrollWidth - innerWidth`); got > 0 {
+		t.Errorf("the page is %d px wider than the phone", got)
+	}
+	if got := eval[string](t, b, `getComputedStyle(document.body).backgroundColor`); got == "rgb(255, 255, 255)" {
+		t.Error("the page is white in the dark")
+	}
+	b.shot(t, "phone-dark")
+	b.noComplaints(t)
+	if b.bytes > 150<<10+300*1024 { // the files, and the rows of 300 requests
+		t.Errorf("%.0f bytes were loaded", b.bytes)
+	}
+}

@@ -1,0 +1,106 @@
+package web
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"meridian.internal/router/timeline"
+	"meridian.internal/shared/phase"
+)
+
+// row is a request as the list shows it: a few hundred bytes instead of its line, so that a page can hold ten thousand.
+type row struct {
+	Seq      int64    `json:"seq"`
+	ID       string   `json:"id"`
+	ClientID string   `json:"client_id,omitempty"`
+	WallNS   int64    `json:"wall_ns,omitempty"` // UTC of its start; absent: not known
+	Outcome  string   `json:"outcome"`
+	Complete bool     `json:"complete"`
+	Style    string   `json:"style"`
+	Model    string   `json:"model"`
+	TTFTNS   *int64   `json:"ttft_ns"`
+	E2ENS    *int64   `json:"e2e_ns"`
+	Prompt   int      `json:"prompt"`
+	Output   int      `json:"output"`
+	Nodes    []string `json:"nodes"`
+	Dominant string   `json:"dominant,omitempty"` // the longest span before the first token, or of all where there was none
+	Bar      []int64  `json:"bar"`                // per part: kind, start and width in thousandths of the whole
+	Odd      int      `json:"odd,omitempty"`      // causality violations and negative spans
+}
+
+// Kinds of a bar's parts, in the order of the page's colours.
+const (
+	kindRouter = iota
+	kindCtx
+	kindGen
+	kindNetwork
+	kindKV
+	kindDecode
+)
+
+// minPart is the width, in thousandths, below which a part of a list's bar is not drawn.
+const minPart = 4
+
+func newRow(l *timeline.Line) row {
+	r := row{
+		ID: l.RequestID, ClientID: l.ClientRequestID, WallNS: l.WallNS, Outcome: string(l.Outcome), Complete: l.Complete, Style: l.Style,
+		Model: l.Model, TTFTNS: l.TTFTNS, E2ENS: l.E2ENS, Prompt: l.Tokens.Prompt, Output: l.Tokens.Output, Nodes: []string{}, Bar: []int64{},
+		Odd: len(l.Violations) + l.NegativeSpans,
+	}
+	roles := map[string]phase.Role{}
+	for _, a := range l.Attempts {
+		roles[a.Node] = a.Role
+		if !slices.Contains(r.Nodes, a.Node) {
+			r.Nodes = append(r.Nodes, a.Node)
+		}
+	}
+	r.Dominant = dominant(l)
+	if l.E2ENS == nil || *l.E2ENS <= 0 {
+		return r
+	}
+	for _, s := range l.Spans {
+		start, width := 1000*s.StartNS / *l.E2ENS, 1000*s.DurNS / *l.E2ENS
+		if width < minPart {
+			continue
+		}
+		kind := int64(spanKind(s, roles))
+		if n := len(r.Bar); n > 0 && r.Bar[n-3] == kind && start-r.Bar[n-2]-r.Bar[n-1] <= 1 {
+			r.Bar[n-1] = start + width - r.Bar[n-2]
+			continue
+		}
+		r.Bar = append(r.Bar, kind, start, width)
+	}
+	return r
+}
+
+// dominant names the span that made the request wait longest for its first token.
+func dominant(l *timeline.Line) string {
+	spans := l.Spans
+	if l.TTFTNS != nil {
+		spans = slices.DeleteFunc(slices.Clone(spans), func(s timeline.Span) bool { return s.StartNS >= *l.TTFTNS })
+	}
+	if len(spans) == 0 {
+		return ""
+	}
+	return slices.MaxFunc(spans, func(a, b timeline.Span) int { return cmp.Compare(a.DurNS, b.DurNS) }).Name
+}
+
+// spanKind says whose work a span is.
+func spanKind(s timeline.Span, roles map[string]phase.Role) int {
+	switch {
+	case strings.HasPrefix(s.Name, "decode"):
+		return kindDecode
+	case strings.HasPrefix(s.Name, "kv_"):
+		return kindKV
+	case strings.Contains(s.Node, ">"):
+		return kindNetwork
+	}
+	switch roles[s.Node] {
+	case phase.Ctx:
+		return kindCtx
+	case phase.Gen:
+		return kindGen
+	}
+	return kindRouter
+}
