@@ -90,4 +90,3 @@ func TestHeadersAreBounded(t *testing.T) {
 		t.Errorf("400 KB of headers: status %d, want 431", res.StatusCode)
 	}
 }
-
