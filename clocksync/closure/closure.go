@@ -39,8 +39,11 @@ type Result struct {
 	Clocks []Clock
 	// Cycle are the clocks of a contradiction, in the order of its messages; empty: there is none.
 	Cycle []string
-	// Liars are the clocks each of which explains every contradiction alone. One: it is named. Several: too few clocks are
-	// linked to tell them apart. None, with a Cycle: more than one lies.
+	// ExcessNS is by how much the stamps of Cycle contradict each other.
+	ExcessNS int64
+	// Liars are the clocks each of which explains every contradiction alone; if some do so by being off by one constant,
+	// they alone. One: it is named. Several: too few clocks are linked to tell them apart. None, with a Cycle: more than one
+	// lies.
 	Liars []string
 }
 
@@ -48,6 +51,17 @@ type Result struct {
 type edge struct {
 	from, to int
 	w        float64
+	bound    bool // it is a clock's bound, not a message
+}
+
+// without is what a search leaves out, to see what is left when a clock is not believed: all edges of a clock, or only its
+// bounds, as if its estimate were off by a constant. 0: nothing.
+type without struct{ clock, bounds int }
+
+var nobody = without{}
+
+func (w without) leavesOut(e edge) bool {
+	return w.clock != 0 && (e.from == w.clock || e.to == w.clock) || w.bounds != 0 && e.bound && (e.from == w.bounds || e.to == w.bounds)
 }
 
 // graph has the reference as node 0.
@@ -60,29 +74,54 @@ type graph struct {
 func Close(clocks []Clock, ms []Message) Result {
 	g := build(clocks, ms)
 	out := Result{Clocks: slices.Clone(clocks)}
-	low, cycle := g.longest(0, -1, false)
+	low, cycle := g.longest(0, nobody, false)
 	if cycle == nil {
-		high, _ := g.longest(0, -1, true)
+		high, _ := g.longest(0, nobody, true)
 		for i := range out.Clocks {
 			out.Clocks[i].LowerNS = max(clocks[i].LowerNS, int64(math.Floor(low[i+1])))
 			out.Clocks[i].UpperNS = min(clocks[i].UpperNS, int64(math.Ceil(-high[i+1])))
 		}
 		return out
 	}
-	for _, n := range cycle {
+	for i, n := range cycle {
 		out.Cycle = append(out.Cycle, g.names[n])
+		out.ExcessNS += int64(g.weight(n, cycle[(i+1)%len(cycle)]))
 	}
-	// Only a clock of this cycle can explain it, and so only such a one can explain all.
+	out.Liars = g.liars(cycle)
+	return out
+}
+
+// liars of a cycle: only a clock of it can explain it, and so only such a one can explain all contradictions.
+func (g graph) liars(cycle []int) (names []string) {
+	var constant []string
 	for _, n := range cycle {
 		if n == 0 {
 			continue // the reference is right by definition
 		}
-		if _, other := g.longest(0, n, false); other == nil {
-			out.Liars = append(out.Liars, g.names[n])
+		if _, other := g.longest(0, without{clock: n}, false); other != nil {
+			continue
+		}
+		names = append(names, g.names[n])
+		if _, other := g.longest(0, without{bounds: n}, false); other == nil {
+			constant = append(constant, g.names[n])
 		}
 	}
-	slices.Sort(out.Liars)
-	return out
+	if len(constant) > 0 {
+		names = constant
+	}
+	slices.Sort(names)
+	return names
+}
+
+// weight is that of the heaviest edge between two nodes.
+func (g graph) weight(from, to int) float64 {
+	w := math.Inf(-1)
+	for _, e := range g.edges {
+		if e.from == from && e.to == to {
+			w = max(w, e.w)
+		}
+	}
+	return w
 }
 
 func build(clocks []Clock, ms []Message) graph {
@@ -91,7 +130,7 @@ func build(clocks []Clock, ms []Message) graph {
 	for i, c := range clocks {
 		g.names = append(g.names, c.Name)
 		index[c.Name] = i + 1
-		g.edges = append(g.edges, edge{0, i + 1, float64(c.LowerNS)}, edge{i + 1, 0, -float64(c.UpperNS)})
+		g.edges = append(g.edges, edge{0, i + 1, float64(c.LowerNS), true}, edge{i + 1, 0, -float64(c.UpperNS), true})
 	}
 	// Of many messages between the same two clocks only the one that proves most matters.
 	best := map[[2]int]float64{}
@@ -107,7 +146,7 @@ func build(clocks []Clock, ms []Message) graph {
 		}
 	}
 	for k, w := range best {
-		g.edges = append(g.edges, edge{k[0], k[1], w})
+		g.edges = append(g.edges, edge{k[0], k[1], w, false})
 	}
 	slices.SortFunc(g.edges, func(a, b edge) int { // maps have no order, results should
 		if a.from != b.from {
@@ -118,9 +157,9 @@ func build(clocks []Clock, ms []Message) graph {
 	return g
 }
 
-// longest is Bellman and Ford's: the longest path from a node to each, or to it from each when back is true. It leaves out
-// node without (-1: none). A cycle is returned when there is one of positive length anywhere.
-func (g graph) longest(start, without int, back bool) (dist []float64, cycle []int) {
+// longest is Bellman and Ford's: the longest path from a node to each, or to it from each when back is true. A cycle is
+// returned when there is one of positive length that the node reaches.
+func (g graph) longest(start int, out without, back bool) (dist []float64, cycle []int) {
 	n := len(g.names)
 	dist = make([]float64, n)
 	via := make([]int, n)
@@ -136,7 +175,7 @@ func (g graph) longest(start, without int, back bool) (dist []float64, cycle []i
 			if back {
 				from, to = to, from
 			}
-			if e.from == without || e.to == without || math.IsInf(dist[from], -1) {
+			if out.leavesOut(e) || math.IsInf(dist[from], -1) {
 				continue
 			}
 			if d := dist[from] + e.w; d > dist[to]+1e-6 {

@@ -118,6 +118,29 @@ func TestALieThatTheEstimateFollowedIsNamedByTheTransfers(t *testing.T) {
 	}
 }
 
+// A context node that feeds two generation nodes, which do not talk to each other: leaving out either end of the links that
+// contradict explains them, but only one of the two can be off by a constant.
+func TestAConstantLieIsNamedInAStar(t *testing.T) {
+	for seed := range uint64(300) {
+		c := newCluster(seed, 3, 40_000)
+		liar := fmt.Sprintf("n%d", seed%3)
+		c.lies[liar] = 1_000_000 * (1 - 2*int64(seed/3%2))
+		var ms []Message
+		for _, m := range c.talk(1, 10_000) {
+			if m.From == "n0" && m.To != Reference || m.To == "n0" && m.From != Reference {
+				ms = append(ms, m)
+			}
+		}
+		got := Close(c.clocks, ms)
+		if !slices.Equal(got.Liars, []string{liar}) {
+			t.Errorf("seed %d: %s lies, named %v", seed, liar, got.Liars)
+		}
+		if got.ExcessNS < 500_000 || got.ExcessNS > 1_100_000 {
+			t.Errorf("seed %d: a lie of 1 ms contradicts by %d ns", seed, got.ExcessNS)
+		}
+	}
+}
+
 func TestTooFewLinksNameNobodyAlone(t *testing.T) {
 	clocks := []Clock{{"a", -10, 10}, {"b", -10, 10}}
 	got := Close(clocks, []Message{{"a", "b", 1000, 0, 0}})

@@ -9,9 +9,11 @@ import (
 	"meridian.internal/shared/phase"
 )
 
-// Checker checks lines one after the other and remembers only which requests it saw. It belongs to one goroutine.
+// Checker checks lines one after the other and remembers only which requests it saw, and what their messages prove of the
+// clocks. It belongs to one goroutine.
 type Checker struct {
-	seen map[string]string // request id -> where
+	seen   map[string]string // request id -> where
+	clocks Clocks
 	// Lines and Incomplete count what was checked.
 	Lines, Incomplete int64
 }
@@ -23,7 +25,7 @@ func New() *Checker { return &Checker{seen: map[string]string{}} }
 type rule func(l *timeline.Line) string
 
 // rules in the order of a reader's interest.
-var rules = []rule{causality, negative, closure, order, completeness, tokens, bytesMoved, conversion}
+var rules = []rule{causality, negative, sums, order, completeness, tokens, bytesMoved, conversion}
 
 // Line checks one line, read at a place, and returns a sentence for every violation.
 func (c *Checker) Line(l *timeline.Line, at string) (faults []string) {
@@ -43,6 +45,15 @@ func (c *Checker) Line(l *timeline.Line, at string) (faults []string) {
 			faults = append(faults, fmt.Sprintf("request %s: %s", l.RequestID, s))
 		}
 	}
+	c.clocks.Add(l)
+	return faults
+}
+
+// Finish says what all lines together show, a sentence for each violation.
+func (c *Checker) Finish() (faults []string) {
+	for _, v := range c.clocks.Verdicts() {
+		faults = append(faults, fmt.Sprintf("clocks seen by %s: %s", v.Router, v))
+	}
 	return faults
 }
 
@@ -51,31 +62,38 @@ func causality(l *timeline.Line) string {
 		return ""
 	}
 	v := l.Violations[0]
+	if v.Cause == v.Event {
+		return fmt.Sprintf("all its messages together contradict the clock bounds by %d ns, though each one alone could be explained", v.ExcessNS)
+	}
 	return fmt.Sprintf("%s at %d ns lies before its cause %s at %d ns, %d ns more than the bound of %d ns allows (%d such pairs)", v.Event, v.EventNS, v.Cause,
 		v.CauseNS, v.ExcessNS, v.BoundNS, len(l.Violations))
 }
 
 func negative(l *timeline.Line) string {
-	n := 0
+	n, unexplained := 0, 0
 	first := ""
 	for _, s := range l.Spans {
-		if s.DurNS < 0 {
-			if n++; n == 1 {
-				first = fmt.Sprintf("span %s of %s lasts %d ns", s.Name, s.Node, s.DurNS)
+		if s.DurNS >= 0 {
+			continue
+		}
+		n++
+		if -s.DurNS > s.BoundNS {
+			if unexplained++; unexplained == 1 {
+				first = fmt.Sprintf("span %s of %s lasts %d ns, which its bound of %d ns does not explain", s.Name, s.Node, s.DurNS, s.BoundNS)
 			}
 		}
 	}
 	switch {
 	case n != l.NegativeSpans:
 		return fmt.Sprintf("negative_spans says %d, the line has %d", l.NegativeSpans, n)
-	case n > 0:
-		return fmt.Sprintf("%s (%d negative spans)", first, n)
+	case unexplained > 0:
+		return fmt.Sprintf("%s (%d such spans)", first, unexplained)
 	}
 	return ""
 }
 
-// closure: the spans and what is unaccounted make up the whole.
-func closure(l *timeline.Line) string {
+// sums: the spans and what is unaccounted make up the whole.
+func sums(l *timeline.Line) string {
 	if l.E2ENS == nil || l.UnaccountedNS == nil {
 		return ""
 	}

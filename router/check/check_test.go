@@ -41,6 +41,15 @@ func TestEachRuleFindsItsFault(t *testing.T) {
 		}, ""},
 		{"effect before cause", func(l *timeline.Line) { l.Violations = []timeline.Violation{{Cause: "x.a", Event: "y.b", ExcessNS: 7}} }, "y.b at 0 ns lies before its cause x.a"},
 		{"negative span", func(l *timeline.Line) { l.Spans[0].DurNS, l.Spans[1].DurNS, l.NegativeSpans = -5, 110, 1 }, "span a of  lasts -5 ns"},
+		{"negative, within its bound", func(l *timeline.Line) {
+			l.Spans[0].DurNS, l.Spans[0].BoundNS, l.Spans[1].DurNS, l.NegativeSpans = -5, 5, 110, 1
+		}, ""},
+		{"negative, beyond its bound", func(l *timeline.Line) {
+			l.Spans[0].DurNS, l.Spans[0].BoundNS, l.Spans[1].DurNS, l.NegativeSpans = -5, 4, 110, 1
+		}, "lasts -5 ns, which its bound of 4 ns does not explain"},
+		{"each message explained, all together not", func(l *timeline.Line) {
+			l.Violations = []timeline.Violation{{Cause: "clocks", Event: "clocks", ExcessNS: 7}}
+		}, "together contradict the clock bounds by 7 ns"},
 		{"negative spans miscounted", func(l *timeline.Line) { l.NegativeSpans = 2 }, "negative_spans says 2"},
 		{"sum does not close", func(l *timeline.Line) { l.Spans[0].DurNS++ }, "sum to 101 ns"},
 		{"first token after the end", func(l *timeline.Line) { l.TTFTNS = ptr(101) }, "ttft_ns 101 is more than e2e_ns 100"},

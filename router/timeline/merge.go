@@ -41,6 +41,8 @@ func Merge(parts []Part, c Clocks) *Line {
 	}
 	m.line.Reference = ref
 	m.setOrigin()
+	m.link()
+	m.tighten()
 	head := router
 	if head == nil {
 		head = parts[0].Record
@@ -70,6 +72,9 @@ type merger struct {
 	line    *Line
 	wall    func(int64) int64
 	sources []*source
+	links   []link
+	// contradiction is by how much the links contradict the bounds together. 0: not at all
+	contradiction int64
 }
 
 var roleOrder = map[phase.Role]int{phase.Disagg: 0, phase.Ctx: 1, phase.Gen: 2}

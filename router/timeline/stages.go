@@ -190,8 +190,9 @@ func (ch chain) holds(st stage) bool {
 // end is one end of a span.
 type end struct {
 	point
-	src  *source
-	name string // of the stamp that was taken
+	src    *source
+	name   string // of the stamp that was taken
+	before int64  // of a link: the bound of the source's estimate when the stamp was converted
 }
 
 func (ch chain) edge(name string) end {
@@ -207,7 +208,7 @@ func (ch chain) edge(name string) end {
 		p, name, _ = strings.Cut(name, "|")
 		if s := ch.who(p[0]); s != nil {
 			if pt := s.stamp(s.named(p[2:])); pt.ok {
-				return end{pt, s, p[2:]}
+				return end{point: pt, src: s, name: p[2:]}
 			}
 		}
 	}
@@ -236,6 +237,11 @@ func (s *source) named(name string) *int64 {
 	case "requested_ns":
 		if r.Transfer != nil {
 			return r.Transfer.RequestedNS
+		}
+		return nil
+	case "start_ns":
+		if r.Transfer != nil {
+			return r.Transfer.StartNS
 		}
 		return nil
 	}

@@ -204,6 +204,9 @@ func (c *checkCmd) Run(ctx context.Context) error {
 	if err != nil {
 		return unreadable(err)
 	}
+	for _, f := range checker.Finish() {
+		say(strings.Join(s.Files, ", "), f)
+	}
 	for _, f := range ledgers.Finish() {
 		say(f.At, f.Text)
 	}
