@@ -16,7 +16,7 @@ RACE     := ./shared/... ./clocksync/service/... ./clocksync/track/... ./clocksy
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race lint fmt standalone fuzz bench bench-openblas clock-truth demo verify e2e images build-cuda test-gpu bench-gpu golden clean
+.PHONY: help build test race lint fmt standalone fuzz bench bench-router bench-openblas clock-truth demo verify e2e images build-cuda test-gpu bench-gpu golden clean
 
 help: ## Say what the targets do
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk 'BEGIN {FS = ":.*## "} {printf "  make %-14s %s\n", $$1, $$2}'
@@ -50,6 +50,10 @@ fuzz: ## Run every fuzz target for FUZZTIME (10s)
 
 bench: ## Run the benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem $(ARGS) work
+
+bench-router: build ## Measure the router against the plainest Go router, ReverseProxy and nginx, with mock workers (4 min)
+	$(GO) build -trimpath -o $(BIN)/ ./e2e/cmd/routerbench
+	MERIDIAN_TEST_BIN=$(CURDIR)/$(BIN) $(BIN)/routerbench run $(ARGS)
 
 bench-openblas: ## Compare the matrix product with OpenBLAS (needs a C compiler and libopenblas-dev; says so when they are absent)
 	gpu/bench/openblas/run.sh
