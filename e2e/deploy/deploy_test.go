@@ -1,0 +1,170 @@
+package deploy
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"meridian.internal/e2e/client"
+	"meridian.internal/e2e/cluster"
+)
+
+const (
+	dashboard = "../../deploy/grafana/meridian.json"
+	alerts    = "../../deploy/prometheus/alerts.yml"
+)
+
+var metricName = regexp.MustCompile(`\b(?:meridian_[a-z0-9_]+|vllm:[a-z0-9_]+)`)
+
+// expressions are all that Grafana would ask Prometheus.
+func expressions(t *testing.T) []string {
+	t.Helper()
+	b, err := os.ReadFile(dashboard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d struct {
+		Panels []struct {
+			Title   string
+			Type    string
+			GridPos struct{ X, Y, W, H int }
+			Targets []struct{ Expr string }
+		}
+	}
+	if err := json.Unmarshal(b, &d); err != nil {
+		t.Fatalf("%s: %v", dashboard, err)
+	}
+	var out []string
+	for _, p := range d.Panels {
+		if p.Type != "row" && len(p.Targets) == 0 {
+			t.Errorf("panel %q asks for nothing", p.Title)
+		}
+		if p.GridPos.X+p.GridPos.W > 24 {
+			t.Errorf("panel %q is wider than the dashboard", p.Title)
+		}
+		for _, q := range p.Targets {
+			out = append(out, q.Expr)
+		}
+	}
+	return out
+}
+
+// exposed are the names under which the processes of a cluster have metrics, after a few requests.
+func exposed(t *testing.T) map[string]bool {
+	t.Helper()
+	if os.Getenv("MERIDIAN_TEST_BIN") == "" {
+		dir, err := filepath.Abs("../../bin")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("MERIDIAN_TEST_BIN", dir)
+	}
+	bin, err := cluster.Binaries()
+	if err != nil {
+		t.Skip("the binaries are not built: make build")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, err := cluster.Start(ctx, cluster.Config{Bin: bin, Dir: t.TempDir(), Ctx: 1, Gen: 1, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	cl := client.New(c.URL(), 2)
+	defer cl.Close()
+	for range 3 {
+		if _, err := cl.Do(ctx, client.Request{Fields: map[string]any{"model": "meridian-tiny", "prompt": "Once upon a time", "max_tokens": 8, "stream": true}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	names := map[string]bool{}
+	for { // a line is written up to a second after its request has ended
+		for _, p := range c.All() {
+			scrape(ctx, t, p.URL+"/metrics", names)
+		}
+		if names["meridian_span_seconds"] && names["meridian_clock_bound_seconds"] {
+			return names
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatal("no timeline or no clock has been measured within a minute")
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func scrape(ctx context.Context, t *testing.T, url string, into map[string]bool) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(ctx, "GET", url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	sc := bufio.NewScanner(io.LimitReader(res.Body, 16<<20))
+	for sc.Scan() {
+		f := strings.Fields(sc.Text())
+		if len(f) == 4 && f[0] == "#" && f[1] == "TYPE" {
+			into[f[2]] = true
+			if f[3] == "histogram" {
+				into[f[2]+"_bucket"], into[f[2]+"_sum"], into[f[2]+"_count"] = true, true, true
+			}
+		}
+	}
+}
+
+func TestTheDashboardAndTheAlertsNameMetricsThatExist(t *testing.T) {
+	rules, err := os.ReadFile(alerts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := append(expressions(t), string(rules))
+	have := exposed(t)
+	for _, q := range asked {
+		for _, name := range metricName.FindAllString(q, -1) {
+			if !have[name] {
+				t.Errorf("%s is asked for, but no process has it", name)
+			}
+		}
+	}
+}
+
+func TestPrometheusTakesTheRules(t *testing.T) {
+	if _, err := exec.LookPath("promtool"); err != nil {
+		t.Skip("promtool is not installed")
+	}
+	if out, err := exec.Command("promtool", "check", "config", "../../deploy/prometheus/prometheus.yml").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	// The dashboard's expressions as rules: promtool has no other way to parse them.
+	var b strings.Builder
+	b.WriteString("groups:\n- name: dashboard\n  rules:\n")
+	for _, q := range expressions(t) {
+		q, _ := json.Marshal(strings.ReplaceAll(q, "$__rate_interval", "1m"))
+		b.WriteString("  - record: a:b\n    expr: " + string(q) + "\n")
+	}
+	path := filepath.Join(t.TempDir(), "rules.yml")
+	if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("promtool", "check", "rules", "--lint=none", path).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
