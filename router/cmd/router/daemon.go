@@ -18,6 +18,7 @@ import (
 	"meridian.internal/router/clocks"
 	"meridian.internal/router/keys"
 	"meridian.internal/router/pool"
+	"meridian.internal/router/prefix"
 	"meridian.internal/router/proxy"
 	"meridian.internal/router/upstream"
 	"meridian.internal/router/web"
@@ -102,14 +103,16 @@ func (d *daemon) openBus(ctx context.Context) (err error) {
 }
 
 func (d *daemon) openPool(context.Context) (err error) {
-	o := pool.Options{
-		CtxPolicy: d.o.Policy, GenPolicy: d.o.Policy, Static: d.o.statics(), Now: d.steady.Now, Logger: d.log,
-	}
+	o := pool.Options{LocalMax: d.o.LocalPrefill, Index: prefix.New(0), Static: d.o.statics(), Now: d.steady.Now, Logger: d.log}
+	o.CtxPolicy, o.GenPolicy = d.o.policies()
 	if d.conn != nil {
 		o.BusUp = d.conn.Connected
 	}
 	if d.pool, err = pool.New(o); err != nil {
 		return err
+	}
+	if err := d.metrics.Register(d.pool.Metrics()); err != nil {
+		return fmt.Errorf("register metrics of the pool: %w", err)
 	}
 	if d.conn != nil {
 		d.registry = node.NewRegistry(d.conn, d.log, d.pool.Apply)
