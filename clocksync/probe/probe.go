@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"meridian.internal/clocksync/ntp"
@@ -50,6 +51,8 @@ type Options struct {
 	Key        []byte        // HMAC key of UDP packets
 	NoKernelTS bool          // plain UDP
 	Timeout    time.Duration // of one exchange; 0: 200 ms
+	// Transport shows the cluster's credentials over HTTP; nil: there are none.
+	Transport func(*http.Transport) http.RoundTripper
 }
 
 const (

@@ -32,9 +32,13 @@ type webProber struct {
 
 func newWebProber(s *clock.Steady, o Options) *webProber {
 	t := &http.Transport{MaxConnsPerHost: 1, MaxIdleConnsPerHost: 1, DisableCompression: true, IdleConnTimeout: time.Minute}
+	var rt http.RoundTripper = t
+	if o.Transport != nil {
+		rt = o.Transport(t)
+	}
 	return &webProber{
 		steady: s, url: strings.TrimRight(o.URL, "/") + clock.OffsetPath,
-		client: &http.Client{Transport: t, Timeout: max(o.Timeout, webTimeout)},
+		client: &http.Client{Transport: rt, Timeout: max(o.Timeout, webTimeout)},
 	}
 }
 

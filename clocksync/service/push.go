@@ -46,10 +46,15 @@ type target struct {
 	seq     int64
 }
 
-func newPusher(log *slog.Logger) *pusher {
+func newPusher(log *slog.Logger, show func(*http.Transport) http.RoundTripper) *pusher {
+	t := &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute}
+	var rt http.RoundTripper = t
+	if show != nil {
+		rt = show(t)
+	}
 	return &pusher{
 		log: log, poke: make(chan struct{}, 1), targets: map[string]*target{},
-		client: &http.Client{Timeout: pushLimit, Transport: &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute}},
+		client: &http.Client{Timeout: pushLimit, Transport: rt},
 	}
 }
 

@@ -7,6 +7,7 @@ package service
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"sync"
 	"time"
 
@@ -33,6 +34,8 @@ type Options struct {
 	UTC       *utc.Tracker // nil: no NTP server is configured
 	Workers   []Worker     // foreign workers, which are in no registry
 	Logger    *slog.Logger
+	// Transport shows the cluster's credentials to nodes; nil: there are none.
+	Transport func(*http.Transport) http.RoundTripper
 }
 
 // Worker is a foreign worker: it knows GET and POST /steady_clock_offset with seconds alone.
@@ -66,9 +69,10 @@ func New(o Options) *Service {
 	s := &Service{opts: o, roles: map[string]role{}}
 	s.out = newPublisher(o.Conn, o.Logger)
 	s.lead = newLease(o.Conn, o.Name+" "+o.Steady.ID().Instance(), o.Logger)
-	s.push = newPusher(o.Logger)
+	s.push = newPusher(o.Logger, o.Transport)
 	s.tracker = track.New(track.Options{
 		Steady: o.Steady, Key: o.Key, KernelDir: o.KernelDir, Limits: o.Limits, Burst: o.Burst, Logger: o.Logger, OnUpdate: s.updated,
+		Transport: o.Transport,
 	})
 	return s
 }

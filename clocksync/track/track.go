@@ -9,6 +9,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"net/http"
 	"runtime"
 	"slices"
 	"strings"
@@ -26,20 +27,19 @@ type Peer struct {
 	ClockAddr string   // host:port of its UDP responder; "": HTTP only
 	URL       string   // base URL, for HTTP; "": UDP only
 	ClockID   clock.ID // as it registered; "" when not known. A reply that says otherwise wins
-	// Passive: somebody else probes it. It is not probed; what is known comes by Learn and Hint.
-	Passive bool
 }
 
 // Options of a tracker.
 type Options struct {
 	Steady     *clock.Steady
-	Key        []byte          // HMAC key of UDP packets; empty: none
-	KernelDir  string          // folder for proofs of a shared kernel; "": by network namespace only
-	NoKernelTS bool            // plain UDP stamps
-	Limits     estimate.Config // declared limits and thresholds
-	Burst      int             // exchanges a burst; 0: 4
-	Logger     *slog.Logger    // nil: silent
-	OnUpdate   func(Update)    // after each burst, failed ones too, on the peer's goroutine; must not block. May be nil
+	Key        []byte                                  // HMAC key of UDP packets; empty: none
+	KernelDir  string                                  // folder for proofs of a shared kernel; "": by network namespace only
+	NoKernelTS bool                                    // plain UDP stamps
+	Limits     estimate.Config                         // declared limits and thresholds
+	Burst      int                                     // exchanges a burst; 0: 4
+	Logger     *slog.Logger                            // nil: silent
+	Transport  func(*http.Transport) http.RoundTripper // shows the cluster's credentials; nil: there are none
+	OnUpdate   func(Update)                            // after each burst, failed ones too, on the peer's goroutine; must not block. May be nil
 }
 
 // History is what earlier processes measured against our own clock, by the epoch of the measured clock. Processes of one
@@ -160,8 +160,8 @@ func (t *Tracker) reconcile(ctx context.Context, stops map[string]context.Cancel
 	for name, p := range t.peers {
 		w, ok := t.wanted[name]
 		if ok && w.ClockAddr == p.info.ClockAddr && w.URL == p.info.URL {
-			if w.ClockID != p.info.ClockID || w.Passive != p.info.Passive {
-				p.hurry() // another process under the old addresses, or it is ours to probe from now on
+			if w.ClockID != p.info.ClockID {
+				p.hurry() // another process under the old addresses
 			}
 			p.setInfo(w)
 			continue
@@ -190,7 +190,9 @@ func (t *Tracker) reconcile(ctx context.Context, stops map[string]context.Cancel
 
 // Newest returns what is known of a peer's clock now. Not ok: no such peer.
 func (t *Tracker) Newest(name string) (clock.Estimate, bool) {
-	p := t.peer(name)
+	t.mu.Lock()
+	p := t.peers[name]
+	t.mu.Unlock()
 	if p == nil {
 		return clock.Estimate{}, false
 	}
@@ -236,35 +238,13 @@ func (t *Tracker) EstimateAt(id clock.ID, localNS int64) (clock.Estimate, bool) 
 	return best, found
 }
 
-// Hint feeds an exchange that came for free (the clock header of a routed request) to the bounds of a peer's clock id.
-func (t *Tracker) Hint(name string, id clock.ID, x ntp.Exchange) Hinted {
-	if p := t.peer(name); p != nil {
-		return p.hint(id, x)
-	}
-	return HintUnknown
-}
-
-// Hinted says what became of a hint.
-type Hinted int
-
-// The fates of a hint.
-const (
-	HintUnknown     Hinted = iota // nothing is known of this clock yet
-	HintAgrees                    // its bounds meet what is known
-	HintContradicts               // it proves that the estimate, or the stamps of the peer, are wrong
-)
-
-// Learn feeds an estimate of a passive peer's clock against ours that somebody else has measured.
-func (t *Tracker) Learn(name string, e clock.Estimate) {
-	if p := t.peer(name); p != nil {
-		p.learn(e)
-	}
-}
-
-func (t *Tracker) peer(name string) *peer {
+// Hint feeds an exchange that came for free (the clock header of a routed request) to a peer's bounds. It reports whether
+// the exchange agrees with what is known.
+func (t *Tracker) Hint(name string, x ntp.Exchange) bool {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.peers[name]
+	p := t.peers[name]
+	t.mu.Unlock()
+	return p != nil && p.hint(x)
 }
 
 // jitter spreads an interval by ±10 %, so that the bursts of many peers do not meet.

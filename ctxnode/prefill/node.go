@@ -2,6 +2,7 @@ package prefill
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net"
@@ -24,7 +25,7 @@ import (
 // CLI are the options of ctxnode.
 type CLI struct {
 	Listen       string        `help:"HTTP address." default:":8101" placeholder:"HOST:PORT"`
-	KVListen     string        `help:"TCP address at which generation nodes fetch KV. It is not authenticated: keep it inside the cluster's network." default:":0" name:"kv-listen" placeholder:"HOST:PORT"`
+	KVListen     string        `help:"TCP address at which generation nodes fetch KV. Open to everybody who reaches it, unless --cluster-token or --cluster-cert is given." default:":0" name:"kv-listen" placeholder:"HOST:PORT"`
 	KVLease      time.Duration `help:"Time in which a generation node must ask for the KV of a finished prefill." default:"5s" name:"kv-lease"`
 	worker.Flags `embed:""`
 	Device       device.Options `embed:""`
@@ -50,6 +51,9 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 		d.Close(ctx)
 		return fmt.Errorf("--kv-listen %q: %w", c.KVListen, err)
 	}
+	if t := d.Cluster.KVServer(); t != nil {
+		ln = tls.NewListener(ln, t)
+	}
 	c.Device.Sink = d.Ledger.Sink()
 	dev, err := device.Open(c.Device, d.Steady.Now, log)
 	if err != nil {
@@ -71,7 +75,7 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 		d.Close(ctx)
 		return err
 	}
-	clockUDP, err := respond.Listen(c.ClockListen, d.Steady, respond.Options{KernelDir: c.SharedKernelDir, Logger: log})
+	clockUDP, err := respond.Listen(c.ClockListen, d.Steady, respond.Options{Key: d.Cluster.Key("clock"), KernelDir: c.SharedKernelDir, Logger: log})
 	if err != nil {
 		_ = ln.Close()
 		d.Close(ctx)
@@ -83,7 +87,7 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 	}
 	server := kvwire.NewServer(kvwire.ServerOptions{
 		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info), Epoch: uint64(instance), Lease: c.KVLease, Blocks: dev.Info.KVBlocks,
-		Now: d.Steady.Now, Logger: log,
+		Now: d.Steady.Now, Logger: log, Key: d.Cluster.Key("kv"),
 	})
 	_, port, err := net.SplitHostPort(ln.Addr().String())
 	if err != nil {

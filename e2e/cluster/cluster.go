@@ -32,6 +32,8 @@ type Config struct {
 	NoClocksync bool     // the routers measure clocks themselves
 	NodeArgs    []string // further options of every node
 	RouterArgs  []string
+	Args        []string      // further options of every daemon
+	Key         string        // API key of an administrator, where RouterArgs names a file of keys
 	Grace       time.Duration // --grace of every daemon; 0: 5 s
 	Logger      *slog.Logger  // nil: slog.Default()
 }

@@ -52,7 +52,7 @@ func (c *Cluster) process(kind, name, listen string, args ...string) *Process {
 		Name: name, Kind: kind, URL: "http://" + listen,
 		Log:  filepath.Join(c.cfg.Dir, "logs", name+".log"),
 		bin:  filepath.Join(c.cfg.Bin, kind),
-		args: append([]string{"--listen", listen}, args...),
+		args: append(append([]string{"--listen", listen}, args...), c.cfg.Args...),
 	}
 }
 

@@ -53,6 +53,9 @@ func (c *Cluster) unseen(ctx context.Context, r *Process) ([]string, error) {
 	if err != nil {
 		return missing, fmt.Errorf("ask %s for its nodes: %w", r.Name, err)
 	}
+	if c.cfg.Key != "" {
+		req.Header.Set("Authorization", "Bearer "+c.cfg.Key)
+	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return missing, fmt.Errorf("ask %s for its nodes: %w", r.Name, err)

@@ -2,8 +2,10 @@ package decode
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 
 	"meridian.internal/clocksync/respond"
@@ -59,7 +61,7 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 		d.Close(ctx)
 		return err
 	}
-	clockUDP, err := respond.Listen(c.ClockListen, d.Steady, respond.Options{KernelDir: c.SharedKernelDir, Logger: log})
+	clockUDP, err := respond.Listen(c.ClockListen, d.Steady, respond.Options{Key: d.Cluster.Key("clock"), KernelDir: c.SharedKernelDir, Logger: log})
 	if err != nil {
 		d.Close(ctx)
 		return fmt.Errorf("--clock-listen: %w", err)
@@ -68,9 +70,16 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 	if err != nil {
 		return err
 	}
-	client := kvwire.NewClient(kvwire.ClientOptions{
+	ko := kvwire.ClientOptions{
 		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info), Epoch: uint64(instance), Now: d.Steady.Now, Logger: log,
-	})
+		Key: d.Cluster.Key("kv"),
+	}
+	if t := d.Cluster.Client; t != nil {
+		ko.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			return (&tls.Dialer{Config: t}).DialContext(ctx, "tcp", addr)
+		}
+	}
+	client := kvwire.NewClient(ko)
 	defer client.Close()
 	beside := []func(context.Context) error{clockUDP.Serve}
 	var registry *node.Registry

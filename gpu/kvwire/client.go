@@ -16,6 +16,7 @@ type ClientOptions struct {
 	Epoch   uint64 // incarnation of this process, in every frame
 	MaxIdle int    // kept connections of one peer; default 64
 	Timing  Timing
+	Key     []byte       // of the cluster: a sender must prove that it knows it; nil: everybody is believed
 	Now     func() int64 // steady clock, ns
 	Logger  *slog.Logger
 	Dial    func(ctx context.Context, addr string) (net.Conn, error) // nil: TCP
@@ -135,7 +136,9 @@ func (c *Client) dial(ctx context.Context, addr string) (*peerLink, error) {
 
 func (c *Client) handshake(conn net.Conn) (*peerLink, error) {
 	l := newLink(conn, c.o.Epoch, c.o.Timing.Lost)
-	if err := l.sendJSON(TypeHello, 0, c.o.Hello); err != nil {
+	hello := c.o.Hello
+	hello.Nonce = newNonce(c.o.Key)
+	if err := l.sendJSON(TypeHello, 0, hello); err != nil {
 		return nil, err
 	}
 	h, payload, err := readFrame(l.r, nil, func(h Header) error {
@@ -154,6 +157,11 @@ func (c *Client) handshake(conn net.Conn) (*peerLink, error) {
 	peer, err := parseJSON[Hello](h.Type, payload)
 	if err != nil {
 		return nil, err
+	}
+	if c.o.Key != nil {
+		if err := c.exchangeProofs(l, hello.Nonce, peer); err != nil {
+			return nil, err
+		}
 	}
 	if err := c.o.Hello.Compatible(peer); err != nil {
 		return nil, err

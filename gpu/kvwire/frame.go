@@ -24,6 +24,7 @@ const (
 	TypeCancel   Type = 9  // receiver: no longer wanted
 	TypeError    Type = 10 // sender: Fault; the connection stays
 	TypePing     Type = 11 // both: still here
+	TypeProof    Type = 12 // receiver: Proof, where the cluster has a secret
 )
 
 const (
@@ -105,7 +106,7 @@ func ParseHeader(b []byte) (Header, error) {
 	if h.Type == TypeKV {
 		limit = maxKV
 	}
-	if h.Type < TypeHello || h.Type > TypePing {
+	if h.Type < TypeHello || h.Type > TypeProof {
 		return Header{}, fmt.Errorf("%w: type %d is unknown", ErrFrame, h.Type)
 	}
 	if h.Length > limit {

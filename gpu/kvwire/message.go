@@ -30,6 +30,8 @@ type Hello struct {
 	TokensPerBlock int    `json:"tokens_per_block"`
 	Ranks          int    `json:"ranks"`
 	Stages         int    `json:"stages"`
+	Nonce          string `json:"nonce,omitempty"` // of this connection, where the cluster has a secret
+	Proof          string `json:"proof,omitempty"` // hello-ack: that the sender knows it
 }
 
 // HelloOf fills a Hello from a back end's description.

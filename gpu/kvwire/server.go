@@ -18,6 +18,7 @@ type ServerOptions struct {
 	Blocks   int           // KV blocks of the device; see Lease
 	MaxConns int           // further connections are closed at once; default 1024
 	Timing   Timing
+	Key      []byte       // of the cluster: a receiver must prove that it knows it; nil: everybody is served
 	Now      func() int64 // steady clock, ns
 	Logger   *slog.Logger
 }

@@ -52,10 +52,17 @@ func (n *session) handshake() error {
 		return err
 	}
 	n.name = n.peer.Node
+	if n.s.o.Key != nil && len(n.peer.Nonce) != 2*nonceBytes {
+		return errors.Join(ErrStranger, n.l.sendJSON(TypeRefuse, 0, Fault{Message: ErrStranger.Error()}))
+	}
 	if err := n.s.o.Hello.Compatible(n.peer); err != nil {
 		return errors.Join(err, n.l.sendJSON(TypeRefuse, 0, Fault{Message: err.Error()}))
 	}
-	return n.l.sendJSON(TypeHelloAck, 0, n.s.o.Hello)
+	ack := n.s.answerHello(n.peer)
+	if err := n.l.sendJSON(TypeHelloAck, 0, ack); err != nil || n.s.o.Key == nil {
+		return err
+	}
+	return n.takeProof(ack)
 }
 
 // only accepts one type of frame.

@@ -3,6 +3,7 @@
 package kvwire
 
 import (
+	"crypto/tls"
 	"errors"
 	"net"
 	"syscall"
@@ -12,6 +13,9 @@ import (
 
 // silent tells whether a connection is open with nothing to read: an idle one that has bytes or an end is not usable.
 func silent(c net.Conn) bool {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn() // its sender writes nothing by itself: no session tickets
+	}
 	sc, ok := c.(syscall.Conn)
 	if !ok {
 		return true // no descriptor to ask, as in tests over pipes

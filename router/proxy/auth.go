@@ -85,6 +85,9 @@ func (p *Proxy) Allow(r *http.Request) *api.Error {
 	_, admin, e := identify(p.o.Keys, r, reads)
 	switch {
 	case e != nil:
+		if reads {
+			e.Challenge = `Basic realm="meridian"` // a browser asks its user for it
+		}
 		return e
 	case !admin:
 		return &api.Error{Code: http.StatusForbidden, Type: api.TypePermission, Stage: stageAuth, Message: "this needs the key of an administrator"}

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"testing"
 
-	"meridian.internal/router/place"
 	"meridian.internal/router/pool"
 	"meridian.internal/router/upstream"
 	"meridian.internal/shared/api"
@@ -122,7 +121,7 @@ func newCluster(t *testing.T, schedule string, names ...string) *cluster {
 		t.Fatal(err)
 	}
 	c := &cluster{t: t, nodes: map[string]*fakeNode{}, legs: make(chan leg, 1000), gone: make(chan string, 100)}
-	c.pool, err = pool.New(pool.Options{Now: steady.Now, CtxPolicy: place.RoundRobin, GenPolicy: place.RoundRobin})
+	c.pool, err = pool.New(pool.Options{Now: steady.Now, CtxPolicy: pool.RoundRobin, GenPolicy: pool.RoundRobin})
 	if err != nil {
 		t.Fatal(err)
 	}

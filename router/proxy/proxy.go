@@ -15,7 +15,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"meridian.internal/clocksync/ntp"
 	"meridian.internal/router/keys"
 	"meridian.internal/router/pool"
 	"meridian.internal/router/upstream"
@@ -55,9 +54,7 @@ type Options struct {
 	Record     func(*phase.Record)                    // takes the router's own records; must not block
 	Timelines  Timelines                              // nil: no /timelines
 	Estimate   func(node.Info) (clock.Estimate, bool) // clock of a node against this router's; nil: none
-	// Exchange takes the clock exchange that a leg was at the same time; the node is named by its key. nil: not wanted.
-	Exchange   func(key string, id clock.ID, x ntp.Exchange)
-	Keys       *keys.Store // API keys of clients; nil: everybody may do everything
+	Keys       *keys.Store                            // API keys of clients; nil: everybody may do everything
 	Metrics    prometheus.Registerer
 	Logger     *slog.Logger
 	NoBus      bool          // records of nodes cannot reach this router: its own is all that a timeline waits for
@@ -101,9 +98,6 @@ func New(o Options) (*Proxy, error) {
 	if o.Record == nil {
 		o.Record = func(*phase.Record) {}
 	}
-	if o.Exchange == nil {
-		o.Exchange = func(string, clock.ID, ntp.Exchange) {}
-	}
 	if o.Estimate == nil {
 		o.Estimate = func(node.Info) (clock.Estimate, bool) { return clock.Estimate{}, false }
 	}
@@ -129,6 +123,14 @@ func New(o Options) (*Proxy, error) {
 // Ready tells whether a request could be placed now; the error says why not.
 func (p *Proxy) Ready() error {
 	return p.o.Pool.Ready(p.o.Schedule == Aggregated, p.o.Schedule == Auto)
+}
+
+// ask is what a sub-request wants from the pool.
+func (p *Proxy) ask(model string, tokens int, tried *exclusions) pool.Ask {
+	return pool.Ask{
+		Model: model, Tokens: tokens, Aggregated: p.o.Schedule == Aggregated, Fallback: p.o.Schedule == Auto,
+		ExcludeCtx: tried.ctx, ExcludeGen: tried.gen,
+	}
 }
 
 // exclusions are the nodes that failed a sub-request.

@@ -34,6 +34,8 @@ type Options struct {
 	IdleTimeout time.Duration // idle connections are closed after this; default 5 s, far below the nodes' own limit
 	MaxIdle     int           // idle connections kept for each host; default 512
 	TLS         *tls.Config
+
+	Authorization string // header for nodes of the cluster, without line ends; "": none
 }
 
 // Client keeps connections for each host. Safe for concurrent use.
@@ -89,6 +91,7 @@ type Request struct {
 	Headers []Header
 	Body    []byte
 	Tail    []byte // sent after Body; together they are the body
+	Foreign bool   // the node is none of the cluster: it does not get Options.Authorization
 }
 
 // copyBelow is the size up to which a body is copied behind its head: one write of one piece is cheaper then.
@@ -115,7 +118,7 @@ func (c *Client) Do(ctx context.Context, req *Request) (*Response, error) {
 	}
 	buf := c.getBuffer()
 	defer c.putBuffer(buf)
-	*buf = appendHead((*buf)[:0], u.Host, req)
+	*buf = c.appendHead((*buf)[:0], u.Host, req)
 	small := req.length() <= copyBelow
 	if small {
 		*buf = append(append(*buf, req.Body...), req.Tail...)
@@ -160,7 +163,7 @@ func withCause(ctx context.Context, err error) error {
 	return err
 }
 
-func appendHead(b []byte, host string, req *Request) []byte {
+func (c *Client) appendHead(b []byte, host string, req *Request) []byte {
 	b = append(b, req.method()...)
 	b = append(b, ' ')
 	b = append(b, req.Path...)
@@ -169,6 +172,9 @@ func appendHead(b []byte, host string, req *Request) []byte {
 	if req.length() > 0 || req.method() == "POST" {
 		b = append(b, "\r\nContent-Type: application/json\r\nContent-Length: "...)
 		b = strconv.AppendInt(b, int64(req.length()), 10)
+	}
+	if c.o.Authorization != "" && !req.Foreign {
+		b = append(append(b, "\r\nAuthorization: "...), c.o.Authorization...)
 	}
 	for _, h := range req.Headers {
 		b = append(b, '\r', '\n')

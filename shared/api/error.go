@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -36,6 +37,7 @@ type Error struct {
 	Retryable  bool
 	RequestID  string
 	RetryAfter time.Duration // 0: no Retry-After header
+	Challenge  string        // WWW-Authenticate of a 401; "": Bearer
 }
 
 // Invalid is a 400 that names a field.
@@ -76,8 +78,8 @@ func (e *Error) Status() int {
 // SetHeader sets the headers that go with the error.
 func (e *Error) SetHeader(h http.Header) {
 	h.Set("Content-Type", "application/json")
-	if e.Code == http.StatusUnauthorized && h.Get("WWW-Authenticate") == "" {
-		h.Set("WWW-Authenticate", "Bearer")
+	if e.Code == http.StatusUnauthorized {
+		h.Set("WWW-Authenticate", cmp.Or(e.Challenge, "Bearer"))
 	}
 	if e.RetryAfter > 0 {
 		seconds := int64((e.RetryAfter + time.Second - 1) / time.Second)

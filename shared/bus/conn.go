@@ -2,9 +2,11 @@ package bus
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,6 +25,8 @@ type Options struct {
 	Logger   *slog.Logger  // nil: slog.Default()
 	AskFor   time.Duration // how long one answer of JetStream may take; 0: 5 s
 	NoEnsure bool          // leave streams and buckets to others
+	Token    string        // shown to the server where the URL names no user; "": none
+	TLS      *tls.Config   // for servers whose URL begins with tls://; nil: the system's authorities
 }
 
 const (
@@ -96,6 +100,12 @@ func (c *Conn) natsOptions(o Options) []nats.Option {
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 			c.log.Warn("NATS reported an error", "error", err)
 		}),
+	}
+	if o.Token != "" {
+		opts = append(opts, nats.Token(o.Token))
+	}
+	if o.TLS != nil && strings.HasPrefix(o.URL, "tls://") {
+		opts = append(opts, nats.Secure(o.TLS))
 	}
 	if o.Server != nil {
 		opts = append(opts, nats.InProcessServer(o.Server.server))

@@ -16,6 +16,7 @@ type EmbeddedOptions struct {
 	Listen   string       // host:port; port 0 picks a free one. Explicit, since whoever reaches it may publish.
 	StoreDir string       // JetStream's files; a volume in a container
 	Logger   *slog.Logger // nil: slog.Default()
+	Token    string       // that every client must show; "": none
 }
 
 // Embedded is a NATS server in this process.
@@ -51,7 +52,7 @@ func StartEmbedded(o EmbeddedOptions) (*Embedded, error) {
 	}
 	s, err := server.NewServer(&server.Options{
 		Host: host, Port: port, JetStream: true, StoreDir: o.StoreDir, NoSigs: true, ServerName: "meridian-embedded",
-		MaxPayload: maxMessage, DisableJetStreamBanner: true,
+		MaxPayload: maxMessage, Authorization: o.Token, DisableJetStreamBanner: true,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("configure the embedded NATS server: %w", err)

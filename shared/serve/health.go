@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"log/slog"
@@ -24,7 +25,9 @@ func (h *healthcheck) Run(ctx context.Context, _ *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("--url %q: %w", h.URL, err)
 	}
-	resp, err := http.DefaultClient.Do(req)
+	// The certificate of this very process names the host that others dial, not the loopback address.
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // nothing secret is sent
+	resp, err := client.Do(req)
 	if err != nil {
 		return fmt.Errorf("ask %s: %w", h.URL, err)
 	}

@@ -34,6 +34,7 @@ type Daemon struct {
 	Hardware *hardware.Sampler
 	Host     string // that others dial
 	URL      string
+	Cluster  *serve.Cluster // credentials of the cluster's components
 
 	flags   Flags
 	role    phase.Role
@@ -61,6 +62,12 @@ func Open(ctx context.Context, f Flags, listen string, role phase.Role, log *slo
 		log.Warn("test mode: this node's clock is wrong on purpose", "node", d.Name)
 	}
 	d.Adjusted = clock.NewAdjusted(d.Steady)
+	if d.Cluster, err = f.ClusterFlags.Open(); err != nil {
+		return nil, err
+	}
+	if d.Cluster.TakesAll() {
+		log.Warn("no --cluster-token and no --cluster-cert: everybody who reaches this node may use and change it", "node", d.Name, "listen", listen)
+	}
 	defer func() {
 		if err != nil {
 			d.close(ctx)
@@ -68,6 +75,7 @@ func Open(ctx context.Context, f Flags, listen string, role phase.Role, log *slo
 	}()
 	d.server, err = serve.New(serve.Options{
 		Listen: listen, Logger: log, Registry: d.Metrics, Grace: f.Grace, Healthy: d.healthy, Ready: d.isReady,
+		Allow: d.Cluster.Allow, TLS: d.Cluster.Server,
 	})
 	if err != nil {
 		return nil, err
@@ -79,7 +87,7 @@ func Open(ctx context.Context, f Flags, listen string, role phase.Role, log *slo
 	if err != nil {
 		return nil, err
 	}
-	d.Host, d.URL = h.host, "http://"+h.http
+	d.Host, d.URL = h.host, d.Cluster.Scheme()+"://"+h.http
 	return d, d.connect(ctx)
 }
 
@@ -98,7 +106,7 @@ func (d *Daemon) connect(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	if d.Bus, err = bus.Connect(ctx, bus.Options{URL: d.flags.NATS, Name: string(d.role) + "." + d.Name, Logger: d.log}); err != nil {
+	if d.Bus, err = bus.Connect(ctx, bus.Options{URL: d.flags.NATS, Name: string(d.role) + "." + d.Name, Logger: d.log, Token: d.Cluster.Token(), TLS: d.Cluster.Client}); err != nil {
 		return fmt.Errorf("--nats: %w", err)
 	}
 	spool := d.flags.Spool

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"meridian.internal/shared/clock"
+	"meridian.internal/shared/serve"
 )
 
 // Flags are the options that both kinds of node have beside those of the device. --listen is the node's own, because its
@@ -23,6 +24,8 @@ type Flags struct {
 	ClockListen     string      `help:"UDP address of the clock responder." default:":0" placeholder:"HOST:PORT"`
 	SharedKernelDir string      `help:"Folder shared with other processes of this machine; a file in it proves that they share a kernel, and so a clock." type:"path" placeholder:"DIR"`
 	Clock           clock.Flags `embed:"" group:"Test mode"`
+
+	serve.ClusterFlags `embed:"" group:"Security"`
 }
 
 // Validate refuses what cannot be, naming option and value.
@@ -61,7 +64,7 @@ func advertised(advertise, listening string) (hosts, error) {
 		}
 		return hosts{http: net.JoinHostPort(host, port), host: host}, nil
 	}
-	advertise = strings.TrimPrefix(advertise, "http://")
+	advertise = strings.TrimPrefix(strings.TrimPrefix(advertise, "https://"), "http://")
 	if h, p, err := net.SplitHostPort(advertise); err == nil {
 		host, port = h, p
 	} else {

@@ -29,7 +29,7 @@ type serveCmd struct {
 	Nats            string        `help:"NATS server." name:"nats" default:"nats://127.0.0.1:4222" placeholder:"URL"`
 	Worker          []string      `help:"Foreign worker that is in no registry: its /steady_clock_offset is read over HTTP and gets 'offset' alone." placeholder:"[NAME=]URL"`
 	SharedKernelDir string        `help:"Folder shared by co-located containers, in which they prove that they run on one kernel." type:"path" placeholder:"DIR"`
-	ClockKeyFile    string        `help:"File with the HMAC key of clock packets; the same on every process. Default: not signed." type:"path" placeholder:"FILE"`
+	ClockKeyFile    string        `help:"File with the HMAC key of clock packets; the same on every process. Default: derived from --cluster-token; without that they are not signed." type:"path" placeholder:"FILE"`
 	NTP             []string      `help:"NTP server for UTC; give three or more, of which a majority must agree. Default: no UTC." name:"ntp" placeholder:"HOST[:PORT]"`
 	NTPEvery        time.Duration `help:"Least time between two questions to an NTP server." name:"ntp-every" default:"64s"`
 	NTPUnanchored   bool          `help:"Believe NTP servers that tell their own clock (a laboratory)." name:"ntp-unanchored"`
@@ -37,6 +37,8 @@ type serveCmd struct {
 	ClockEta        float64       `help:"Declared limit on its change, in ppm per second: 0.1 for steady rooms, 0.5 for hot machines." default:"0.1"`
 	Burst           int           `help:"Exchanges in one burst; 8 for loaded networks." default:"4"`
 	VoidAfter       time.Duration `help:"An estimate without new bursts is void after this." default:"10m"`
+
+	serve.ClusterFlags `embed:"" group:"Security"`
 }
 
 // Run runs the daemon.
@@ -45,9 +47,16 @@ func (c *serveCmd) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	cluster, err := c.ClusterFlags.Open()
+	if err != nil {
+		return err
+	}
 	key, err := readKey(c.ClockKeyFile)
 	if err != nil {
 		return err
+	}
+	if key == nil {
+		key = cluster.Key("clock")
 	}
 	if c.ClockRho <= 0 || c.ClockRho > 100_000 || c.ClockEta <= 0 || c.ClockEta > 1000 {
 		return fmt.Errorf("--clock-rho %v, --clock-eta %v: want positive numbers of ppm (at most 100000 and 1000)", c.ClockRho, c.ClockEta)
@@ -62,7 +71,7 @@ func (c *serveCmd) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	conn, err := bus.Connect(ctx, bus.Options{URL: c.Nats, Name: c.Name, Logger: log})
+	conn, err := bus.Connect(ctx, bus.Options{URL: c.Nats, Name: c.Name, Logger: log, Token: cluster.Token(), TLS: cluster.Client})
 	if err != nil {
 		return err
 	}
@@ -75,9 +84,9 @@ func (c *serveCmd) Run(ctx context.Context, log *slog.Logger) error {
 	svc := service.New(service.Options{
 		Name: c.Name, Steady: steady, Conn: conn, Registry: registry, Key: key, KernelDir: c.SharedKernelDir, Burst: c.Burst,
 		Limits: estimate.Config{RhoPPM: c.ClockRho, EtaPPMPerS: c.ClockEta, VoidAfter: c.VoidAfter},
-		UTC:    u, Workers: workers, Logger: log,
+		UTC:    u, Workers: workers, Logger: log, Transport: cluster.Transport,
 	})
-	return c.serve(ctx, daemon{svc, registry, conn, steady, key, log})
+	return c.serve(ctx, daemon{svc, registry, conn, steady, key, cluster, log})
 }
 
 // daemon is what serve ties together.
@@ -87,6 +96,7 @@ type daemon struct {
 	conn     *bus.Conn
 	steady   *clock.Steady
 	key      []byte
+	cluster  *serve.Cluster
 	log      *slog.Logger
 }
 
@@ -95,7 +105,7 @@ func (c *serveCmd) serve(ctx context.Context, d daemon) error {
 	if err := d.svc.Register(reg); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
-	srv, err := serve.New(serve.Options{Listen: c.Listen, Logger: d.log, Registry: reg})
+	srv, err := serve.New(serve.Options{Listen: c.Listen, Logger: d.log, Registry: reg, Allow: d.cluster.Allow, TLS: d.cluster.Server})
 	if err != nil {
 		return err
 	}
@@ -115,7 +125,7 @@ func (c *serveCmd) serve(ctx context.Context, d daemon) error {
 	}
 	lease, err := node.Register(ctx, d.conn, func() node.Info {
 		return node.Info{
-			Name: c.Name, Role: node.RoleClocksync, URL: "http://" + net.JoinHostPort(host, port), ClockAddr: resp.Advertised(host),
+			Name: c.Name, Role: node.RoleClocksync, URL: d.cluster.Scheme() + "://" + net.JoinHostPort(host, port), ClockAddr: resp.Advertised(host),
 			ClockID: d.steady.ID(), PID: os.Getpid(), State: node.Ready, Version: serve.Version(),
 		}
 	}, d.log)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"runtime/debug"
 	"sync/atomic"
@@ -18,7 +19,6 @@ import (
 	"meridian.internal/router/clocks"
 	"meridian.internal/router/keys"
 	"meridian.internal/router/pool"
-	"meridian.internal/router/prefix"
 	"meridian.internal/router/proxy"
 	"meridian.internal/router/upstream"
 	"meridian.internal/router/web"
@@ -35,6 +35,7 @@ type daemon struct {
 	steady   *clock.Steady
 	metrics  *prometheus.Registry
 	server   *serve.Server
+	cluster  *serve.Cluster
 	embedded *bus.Embedded
 	conn     *bus.Conn
 	registry *node.Registry
@@ -56,7 +57,7 @@ func (o *options) Run(ctx context.Context, log *slog.Logger) error {
 	d := &daemon{o: o, log: log, metrics: serve.NewRegistry()}
 	defer d.close()
 	for _, open := range []func(context.Context) error{ // each needs what is before it
-		d.openClock, d.openBus, d.openPool, d.openClocks, d.openLines, d.openKeys, d.openProxy, d.openServer,
+		d.openCluster, d.openClock, d.openBus, d.openPool, d.openClocks, d.openLines, d.openKeys, d.openProxy, d.openServer,
 	} {
 		if err := open(ctx); err != nil {
 			return err
@@ -75,11 +76,16 @@ func heapFloor() {
 
 const relaxedGC = 400
 
+func (d *daemon) openCluster(context.Context) (err error) {
+	d.cluster, err = d.o.ClusterFlags.Open()
+	return err
+}
+
 func (d *daemon) openClock(context.Context) (err error) {
 	if d.steady, err = clock.New(clock.Options{}); err != nil {
 		return err
 	}
-	d.respond, err = respond.Listen(d.o.ClockListen, d.steady, respond.Options{KernelDir: d.o.SharedKernelDir, Logger: d.log})
+	d.respond, err = respond.Listen(d.o.ClockListen, d.steady, respond.Options{Key: d.cluster.Key("clock"), KernelDir: d.o.SharedKernelDir, Logger: d.log})
 	return err
 }
 
@@ -87,9 +93,9 @@ func (d *daemon) openBus(ctx context.Context) (err error) {
 	if err := os.MkdirAll(d.o.Traces, 0o755); err != nil {
 		return fmt.Errorf("--traces: %w", err)
 	}
-	bo := bus.Options{URL: d.o.Nats, Name: d.o.Name, Logger: d.log}
+	bo := bus.Options{URL: d.o.Nats, Name: d.o.Name, Logger: d.log, Token: d.cluster.Token(), TLS: d.cluster.Client}
 	if d.o.EmbeddedNats {
-		d.embedded, err = bus.StartEmbedded(bus.EmbeddedOptions{Listen: d.o.NatsListen, StoreDir: d.o.natsStore(), Logger: d.log})
+		d.embedded, err = bus.StartEmbedded(bus.EmbeddedOptions{Listen: d.o.NatsListen, StoreDir: d.o.natsStore(), Logger: d.log, Token: d.cluster.Token()})
 		if err != nil {
 			return err
 		}
@@ -103,16 +109,15 @@ func (d *daemon) openBus(ctx context.Context) (err error) {
 }
 
 func (d *daemon) openPool(context.Context) (err error) {
-	o := pool.Options{LocalMax: d.o.LocalPrefill, Index: prefix.New(0), Static: d.o.statics(), Now: d.steady.Now, Logger: d.log}
-	o.CtxPolicy, o.GenPolicy = d.o.policies()
+	o := pool.Options{
+		CtxPolicy: d.o.Policy, GenPolicy: d.o.Policy, Static: d.o.statics(), Now: d.steady.Now, Logger: d.log,
+		Client: &http.Client{Transport: d.cluster.Transport(&http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute})},
+	}
 	if d.conn != nil {
 		o.BusUp = d.conn.Connected
 	}
 	if d.pool, err = pool.New(o); err != nil {
 		return err
-	}
-	if err := d.metrics.Register(d.pool.Metrics()); err != nil {
-		return fmt.Errorf("register metrics of the pool: %w", err)
 	}
 	if d.conn != nil {
 		d.registry = node.NewRegistry(d.conn, d.log, d.pool.Apply)
@@ -123,14 +128,12 @@ func (d *daemon) openPool(context.Context) (err error) {
 func (d *daemon) openClocks(context.Context) error {
 	o := clocks.Options{
 		Name: d.o.Name, Steady: d.steady, Conn: d.conn, Static: d.pool.Static, KernelDir: d.o.SharedKernelDir, Logger: d.log,
+		Key: d.cluster.Key("clock"), Transport: d.cluster.Transport,
 	}
 	if d.registry != nil {
 		o.Members = d.registry.Nodes
 	}
 	d.clocks = clocks.New(o)
-	if err := d.metrics.Register(d.clocks); err != nil {
-		return fmt.Errorf("register clock metrics: %w", err)
-	}
 	return nil
 }
 
@@ -154,20 +157,25 @@ func (d *daemon) runKeys(ctx context.Context) error {
 }
 
 func (d *daemon) openProxy(context.Context) (err error) {
-	d.client = upstream.New(upstream.Options{})
+	d.client = upstream.New(upstream.Options{TLS: d.cluster.Client, Authorization: d.cluster.Authorization()})
 	d.tokens = &proxy.Tokenizers{Pool: d.pool, Client: d.client, Build: proxy.BuildTokenizer}
 	d.proxy, err = proxy.New(proxy.Options{
 		Name: d.o.Name, Pool: d.pool, Client: d.client, Steady: d.steady, Schedule: d.o.Schedule,
 		Tokenizers: d.tokens, Keys: d.keys,
-		Record: d.lines.add, Begin: d.lines.collector.Begin, Timelines: d.lines.reader(), Estimate: d.clocks.Newest, Exchange: d.clocks.Exchange, Metrics: d.metrics, Logger: d.log,
+		Record: d.lines.add, Begin: d.lines.collector.Begin, Timelines: d.lines.reader(), Estimate: d.clocks.Newest, Metrics: d.metrics, Logger: d.log,
 		NoBus: d.conn == nil, MaxBody: d.o.MaxBody, Timeout: d.o.Timeout, ClientIdle: d.o.ClientIdle,
 	})
 	return err
 }
 
 func (d *daemon) openServer(context.Context) (err error) {
+	tls, err := d.o.TLSFlags.Config()
+	if err != nil {
+		return err
+	}
 	d.server, err = serve.New(serve.Options{
 		Listen: d.o.Listen, Logger: d.log, Registry: d.metrics, Grace: d.o.Grace, Ready: d.proxy.Ready, Allow: d.proxy.Allow,
+		TLS: tls, MaxConns: d.o.MaxConns,
 	})
 	if err != nil {
 		return err
@@ -264,7 +272,7 @@ func (d *daemon) register(ctx context.Context) (*node.Lease, error) {
 		return nil, err
 	}
 	info := node.Info{
-		Name: d.o.Name, Role: node.RoleRouter, URL: "http://" + net.JoinHostPort(host, port), ClockAddr: d.respond.Advertised(host),
+		Name: d.o.Name, Role: node.RoleRouter, URL: scheme(d.o.TLSCert) + net.JoinHostPort(host, port), ClockAddr: d.respond.Advertised(host),
 		PID: os.Getpid(), State: node.Ready, Version: serve.Version(),
 	}
 	return node.Register(ctx, d.conn, func() node.Info {
@@ -275,6 +283,13 @@ func (d *daemon) register(ctx context.Context) (*node.Lease, error) {
 		}
 		return i
 	}, d.log)
+}
+
+func scheme(cert string) string {
+	if cert != "" {
+		return "https://"
+	}
+	return "http://"
 }
 
 // close closes what open has opened, in the reverse order.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -11,10 +10,10 @@ import (
 	"strings"
 	"time"
 
-	"meridian.internal/router/place"
 	"meridian.internal/router/pool"
 	"meridian.internal/shared/bus"
 	"meridian.internal/shared/node"
+	"meridian.internal/shared/serve"
 )
 
 // options are the command line.
@@ -24,22 +23,23 @@ type options struct {
 	Advertise    string        `help:"Host, or host:port, that others reach this router at. Empty: as it listens, or the host's name if that is every address." placeholder:"HOST[:PORT]"`
 	Nats         string        `help:"NATS servers, with commas. Empty and no --embedded-nats: no registry, only --ctx and --gen." name:"nats" placeholder:"URL"`
 	EmbeddedNats bool          `help:"Run the NATS server in this process; a cluster of several machines needs one outside." name:"embedded-nats"`
-	NatsListen   string        `help:"Address of the embedded NATS server. Whoever reaches it may publish." name:"nats-listen" default:"127.0.0.1:4222" placeholder:"HOST:PORT"`
+	NatsListen   string        `help:"Address of the embedded NATS server. Open to everybody who reaches it, unless --cluster-token is given." name:"nats-listen" default:"127.0.0.1:4222" placeholder:"HOST:PORT"`
 	NatsStore    string        `help:"Folder of the embedded NATS server. Empty: .nats in --traces." name:"nats-store" type:"path" placeholder:"DIR"`
 	Traces       string        `help:"Folder for timelines, one line a request." default:"traces" type:"path" placeholder:"DIR"`
 	TracesMax    int64         `help:"Bytes of all timelines in --traces; over it the oldest files are removed. 0: no limit." name:"traces-max" default:"0" placeholder:"BYTES"`
 	Ctx          []string      `help:"Context worker that is in no registry; may be given several times." sep:"," placeholder:"URL"`
 	Gen          []string      `help:"Generation worker that is in no registry; may be given several times." sep:"," placeholder:"URL"`
 	Schedule     string        `help:"Order of the legs: auto, generation_first, context_first, aggregated. auto is generation_first between our own nodes, context_first with foreign workers, and aggregated where no pair is." enum:"auto,generation_first,context_first,aggregated" default:"auto"`
-	Policy       string        `help:"Which node gets a request: round_robin, least_loaded, power_of_two, kv_aware or conversation." enum:"round_robin,least_loaded,power_of_two,kv_aware,conversation" default:"least_loaded"`
-	CtxPolicy    string        `help:"--policy of context nodes. Empty: --policy." name:"ctx-policy" enum:",round_robin,least_loaded,power_of_two,kv_aware,conversation" default:""`
-	GenPolicy    string        `help:"--policy of generation nodes. Empty: --policy." name:"gen-policy" enum:",round_robin,least_loaded,power_of_two,kv_aware,conversation" default:""`
-	LocalPrefill int           `help:"Most uncached prompt tokens that a generation node prefills itself where that is estimated to be faster than a context node and the hand-over. With --schedule auto and kv_aware for generation nodes; 0: never." name:"local-prefill-max" default:"512" placeholder:"TOKENS"`
+	Policy       string        `help:"Which node gets a request: least_loaded or round_robin." enum:"least_loaded,round_robin" default:"least_loaded"`
 	Grace        time.Duration `help:"Time that running requests get after SIGTERM." default:"10s"`
 	Timeout      time.Duration `help:"Longest life of a request; then it is ended with an error." default:"10m"`
 	ClientIdle   time.Duration `help:"A client that takes no byte for so long is cut." default:"30s"`
 	MaxBody      int           `help:"Largest request body, in bytes." default:"16777216"`
 	APIKeys      string        `help:"File of the API keys of clients (docs/security.md); it is followed while serving. Empty: everybody may do everything." name:"api-keys" type:"path" placeholder:"FILE"`
+
+	serve.TLSFlags     `embed:"" group:"Security"`
+	serve.ClusterFlags `embed:"" group:"Security"`
+	MaxConns           int `help:"Connections of clients at the same time; further ones are closed at once." default:"16384" group:"Security"`
 
 	SharedKernelDir string `help:"Folder shared with other processes of this machine; a file in it proves that they share a kernel, and so a clock." type:"path" placeholder:"DIR"`
 	ClockListen     string `help:"UDP address of the clock responder." default:":0" placeholder:"HOST:PORT"`
@@ -58,10 +58,10 @@ func (o *options) Validate() error {
 		return fmt.Errorf("--timeout %s: must be 1s or more", o.Timeout)
 	case o.ClientIdle < time.Second:
 		return fmt.Errorf("--client-idle %s: must be 1s or more", o.ClientIdle)
-	case o.LocalPrefill < 0:
-		return fmt.Errorf("--local-prefill-max %d: must be 0 or more", o.LocalPrefill)
 	case o.MaxBody < 1024:
 		return fmt.Errorf("--max-body %d: must be 1024 or more", o.MaxBody)
+	case o.MaxConns < 1:
+		return fmt.Errorf("--max-conns %d: must be 1 or more", o.MaxConns)
 	case o.TracesMax < 0:
 		return fmt.Errorf("--traces-max %d: must be 0 or more", o.TracesMax)
 	case o.Traces == "":
@@ -78,11 +78,6 @@ func (o *options) Validate() error {
 		}
 	}
 	return nil
-}
-
-// policies are those of context and of generation nodes.
-func (o *options) policies() (ctx, gen place.Policy) {
-	return place.Policy(cmp.Or(o.CtxPolicy, o.Policy)), place.Policy(cmp.Or(o.GenPolicy, o.Policy))
 }
 
 func (o *options) statics() []pool.Static {

@@ -17,6 +17,7 @@ import (
 	"meridian.internal/router/jsonl"
 	"meridian.internal/router/rowcheck"
 	"meridian.internal/router/traces"
+	"meridian.internal/shared/serve"
 )
 
 const rowSuffix = ".rows.ndjson"
@@ -26,6 +27,8 @@ type rowsCmd struct {
 	Output string        `short:"o" help:"Folder for a file a node." default:"traces" type:"path" placeholder:"DIR"`
 	Follow bool          `help:"Go on until interrupted; the counters are written at the end."`
 	Every  time.Duration `help:"How often the rows are read." default:"500ms"`
+
+	serve.ClusterFlags `embed:"" group:"Security"`
 }
 
 // Run fetches the rows of nodes, and their counters at the end: what check compares with the timelines in the folder.
@@ -36,9 +39,14 @@ func (c *rowsCmd) Run(ctx context.Context) error {
 	if err := os.MkdirAll(c.Output, 0o755); err != nil {
 		return fmt.Errorf("--output: %w", err)
 	}
+	cluster, err := c.ClusterFlags.Open()
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Transport: cluster.Transport(new(http.Transport))}
 	var all []*rowFile
 	for _, u := range c.Node {
-		all = append(all, &rowFile{url: strings.TrimSuffix(u, "/"), dir: c.Output})
+		all = append(all, &rowFile{client: client, url: strings.TrimSuffix(u, "/"), dir: c.Output})
 	}
 	tick := time.NewTicker(c.Every)
 	defer tick.Stop()
@@ -65,6 +73,7 @@ func (c *rowsCmd) Run(ctx context.Context) error {
 
 // rowFile is the file of one node.
 type rowFile struct {
+	client      *http.Client
 	url, dir    string
 	node, clock string
 	cursor      int64
@@ -95,7 +104,7 @@ func (f *rowFile) get(ctx context.Context, path string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ask %s: %w", f.url, err)
 	}
-	res, err := http.DefaultClient.Do(req)
+	res, err := f.client.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("ask %s: %w", f.url, err)
 	}

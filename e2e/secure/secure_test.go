@@ -1,0 +1,162 @@
+package secure
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/option"
+
+	"meridian.internal/e2e/cluster"
+)
+
+const (
+	model  = "meridian-tiny"
+	secret = "the-secret-of-this-test-cluster-0123456789"
+	admin  = "key-of-an-administrator"
+	client = "key-of-a-client"
+)
+
+// up starts a cluster whose components know a secret, and whose router knows two keys.
+func up(t *testing.T) *cluster.Cluster {
+	t.Helper()
+	if os.Getenv("MERIDIAN_TEST_BIN") == "" {
+		dir, err := filepath.Abs("../../bin")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("MERIDIAN_TEST_BIN", dir)
+	}
+	bin, err := cluster.Binaries()
+	if err != nil {
+		t.Skip("the binaries are not built: make build")
+	}
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	sum := func(key string) string { s := sha256.Sum256([]byte(key)); return hex.EncodeToString(s[:]) }
+	keys := fmt.Sprintf("keys:\n  - {id: root, sha256: %s, admin: true}\n  - {id: team, sha256: %s, models: [%s]}\n", sum(admin), sum(client), model)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, err := cluster.Start(ctx, cluster.Config{
+		Bin: bin, Dir: dir, Ctx: 1, Gen: 1, Schedules: []string{"generation_first"}, Logger: slog.New(slog.DiscardHandler),
+		Args: []string{"--cluster-token", write("token", secret+"\n")}, RouterArgs: []string{"--api-keys", write("keys.yaml", keys)}, Key: admin,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// ask sends one request and gives the status and the body.
+func ask(t *testing.T, method, url, body, key string) (int, string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if key != "" {
+		req.Header.Set("Authorization", "Bearer "+key)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer res.Body.Close()
+	b, _ := io.ReadAll(io.LimitReader(res.Body, 1<<20))
+	return res.StatusCode, string(b)
+}
+
+func TestAClusterWithASecret(t *testing.T) {
+	c := up(t)
+	router, ctxNode, genNode := c.Routers[0], c.Nodes[0], c.Nodes[1]
+	t.Run("a client with a key is served by both nodes", func(t *testing.T) {
+		o := openai.NewClient(option.WithBaseURL(router.URL+"/v1/"), option.WithAPIKey(client), option.WithMaxRetries(0))
+		res, err := o.Completions.New(t.Context(), openai.CompletionNewParams{
+			Model: model, MaxTokens: openai.Int(8), Temperature: openai.Float(0), Prompt: openai.CompletionNewParamsPromptUnion{OfString: openai.String("Once upon a time")},
+		})
+		if err != nil || res.Choices[0].Text == "" { // generation_first: KV has travelled
+			t.Fatalf("%v, %v", res, err)
+		}
+	})
+	t.Run("strangers are not", func(t *testing.T) { strangers(t, router, ctxNode, genNode) })
+	t.Run("NATS takes nobody without the secret", func(t *testing.T) {
+		if nc, err := nats.Connect(c.NATS, nats.Timeout(5*time.Second)); err == nil {
+			nc.Close()
+			t.Error("a stranger is connected and could register a node")
+		}
+		nc, err := nats.Connect(c.NATS, nats.Token(secret), nats.Timeout(5*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		nc.Close()
+	})
+	t.Run("no log tells a secret or a key", func(t *testing.T) {
+		for _, p := range c.All() {
+			b, err := os.ReadFile(p.Log)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range []string{secret, admin, client} {
+				if strings.Contains(string(b), s) {
+					t.Errorf("the log of %s holds %q", p.Name, s)
+				}
+			}
+		}
+	})
+}
+
+func strangers(t *testing.T, router, ctxNode, genNode *cluster.Process) {
+	completion := `{"model":"` + model + `","prompt":"x","max_tokens":2}`
+	for _, k := range []struct {
+		method, url, body, key string
+		want                   int
+	}{
+		{"POST", router.URL + "/v1/completions", completion, "", 401},
+		{"POST", router.URL + "/v1/completions", completion, "wrong", 401},
+		{"POST", router.URL + "/v1/completions", completion, secret, 401}, // the components' secret is no client's key
+		{"GET", router.URL + "/cluster", "", client, 403},
+		{"GET", router.URL + "/timelines", "", client, 403},
+		{"GET", router.URL + "/metrics", "", client, 403},
+		{"GET", router.URL + "/cluster", "", admin, 200},
+		{"POST", router.URL + "/start_profile", "{}", admin, 404},
+		{"POST", router.URL + "/steady_clock_offset", `{"offset":5}`, client, 403},
+		{"POST", ctxNode.URL + "/v1/completions", completion, client, 401},
+		{"POST", genNode.URL + "/v1/completions", completion, admin, 401},
+		{"POST", genNode.URL + "/start_profile", "{}", "", 401},
+		{"POST", ctxNode.URL + "/steady_clock_offset", `{"offset":5}`, "", 401},
+		{"DELETE", ctxNode.URL + "/kv/1", "", "", 401},
+		{"GET", genNode.URL + "/server_info", "", "", 401},
+		{"GET", genNode.URL + "/metrics", "", "", 401},
+		{"GET", genNode.URL + "/iteration_stats", "", "", 401},
+		{"GET", genNode.URL + "/healthz", "", "", 200},
+		{"GET", genNode.URL + "/server_info", "", secret, 200},
+	} {
+		if status, body := ask(t, k.method, k.url, k.body, k.key); status != k.want {
+			t.Errorf("%s %s with key %q: %d, want %d: %.200s", k.method, k.url, k.key, status, k.want, body)
+		}
+	}
+}
