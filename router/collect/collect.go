@@ -162,11 +162,15 @@ func (c *Collector) Add(rec *phase.Record) error {
 	delete(c.live, rec.RequestID)
 	c.mu.Unlock()
 	var err error
+	m := message{rec: rec}
 	if c.o.Publisher != nil {
-		err = c.o.Publisher.Publish(rec)
+		var held bus.Held
+		if held, err = c.o.Publisher.PublishHeld(rec); err == nil {
+			m.ack = held // acknowledged when its line is on disk: then it need not travel
+		}
 	}
 	select {
-	case c.in <- message{rec: rec}:
+	case c.in <- m:
 	default:
 		c.metrics.busy.Inc()
 		err = errors.Join(err, ErrBusy)

@@ -26,13 +26,16 @@ type PublisherOptions struct {
 	SpoolDir string       // private folder of this node: see DefaultSpoolDir
 	MaxBytes int64        // the spool's limit on disk; over it new records are dropped and counted. 0: 256 MiB
 	Logger   *slog.Logger // nil: slog.Default()
+	// Hold is how long records wait in the spool before they are sent: those given to PublishHeld may be acknowledged
+	// meanwhile. 0: they do not wait.
+	Hold time.Duration
 }
 
 // Stats are the counts of a publisher since it was opened: Emitted + Recovered = Stored + Dropped + Pending.
 type Stats struct {
 	Emitted   int64 // messages given to Publish
 	Recovered int64 // messages that an earlier process left in the spool
-	Stored    int64 // acknowledged by JetStream
+	Stored    int64 // acknowledged by JetStream, or at their place without it
 	Dropped   int64 // lost: spool full and memory full
 	Pending   int64 // on their way
 	Bytes     int64 // size of the spool on disk
@@ -53,6 +56,7 @@ type Publisher struct {
 	spool *spool
 	send  func(context.Context, []entry) error // replaced in tests
 	seq   atomic.Int64
+	held  held
 
 	emitted, stored, dropped atomic.Int64
 	recovered                int64
@@ -62,6 +66,7 @@ type Publisher struct {
 	notify   chan struct{}
 	settled  chan struct{} // poked when the sender has nothing left
 	stop     context.CancelFunc
+	closing  chan struct{} // closed when nothing is held back any more
 	finished chan struct{}
 	done     position // owned by the sender until finished is closed
 }
@@ -112,15 +117,21 @@ func newPublisher(o PublisherOptions) (*Publisher, error) {
 	return &Publisher{
 		log: o.Logger, spool: s, recovered: found, done: start,
 		notify: make(chan struct{}, 1), settled: make(chan struct{}, 1), finished: make(chan struct{}),
+		held: held{time: o.Hold}, closing: make(chan struct{}),
 	}, nil
 }
 
 func (p *Publisher) start() {
 	ctx, stop := context.WithCancel(context.Background())
 	p.stop = stop
+	r := newSpoolReader(p.spool, p.done)
+	if p.held.time > 0 {
+		old := p.spool.last() // what an earlier process left is not held
+		r.limit = &old
+	}
 	go func() {
 		defer close(p.finished)
-		p.run(ctx)
+		p.run(ctx, r)
 	}()
 	poke(p.notify)
 }
@@ -178,8 +189,7 @@ func (p *Publisher) keepInMemory(entries []entry, err error) bool {
 }
 
 // run is the sender: it alone reads the spool.
-func (p *Publisher) run(ctx context.Context) {
-	r := newSpoolReader(p.spool, p.done)
+func (p *Publisher) run(ctx context.Context, r *spoolReader) {
 	defer r.close()
 	for {
 		worked, err := p.sendSome(ctx, r)
@@ -197,6 +207,9 @@ func (p *Publisher) run(ctx context.Context) {
 			return
 		case <-p.notify:
 		}
+		if !p.age(ctx, r) {
+			return
+		}
 	}
 }
 
@@ -206,7 +219,9 @@ func (p *Publisher) sendSome(ctx context.Context, r *spoolReader) (bool, error) 
 	if err != nil {
 		return false, err
 	}
-	if len(entries) > 0 {
+	if n := len(entries); n > 0 {
+		entries = p.held.unsettled(entries)
+		p.stored.Add(int64(n - len(entries)))
 		if !p.sendAll(ctx, entries) {
 			return false, nil
 		}
@@ -306,6 +321,7 @@ func (p *Publisher) Flush(ctx context.Context) error {
 
 // Close flushes until ctx ends, then lets go of the spool; what is left is sent by the next process with this folder.
 func (p *Publisher) Close(ctx context.Context) error {
+	close(p.closing)
 	err := p.Flush(ctx)
 	p.stop()
 	<-p.finished

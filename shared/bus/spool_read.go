@@ -17,11 +17,13 @@ var errTorn = errors.New("bus: torn spool entry")
 
 // spoolReader reads entries in order. It belongs to one goroutine.
 type spoolReader struct {
-	s   *spool
-	at  position // after the entries that were returned
-	f   *os.File
-	seg int64
-	buf []byte
+	s  *spool
+	at position // after the entries that were returned
+	// limit ends what is returned now; nil: all there is.
+	limit *position
+	f     *os.File
+	seg   int64
+	buf   []byte
 }
 
 func newSpoolReader(s *spool, from position) *spoolReader {
@@ -33,6 +35,9 @@ func newSpoolReader(s *spool, from position) *spoolReader {
 func (r *spoolReader) next() ([]entry, error) {
 	for {
 		size, following := r.s.end(r.at.seg)
+		if r.limit != nil && r.at.seg >= r.limit.seg {
+			size, following = min(size, r.limit.off), 0
+		}
 		if r.at.off >= size {
 			if following == 0 {
 				return nil, nil
@@ -43,7 +48,7 @@ func (r *spoolReader) next() ([]entry, error) {
 		if err := r.open(); err != nil {
 			return nil, err
 		}
-		entries, next, err := readFrames(r.f, r.at.off, r.buf)
+		entries, next, err := readFrames(r.f, r.at.off, r.buf[:min(int64(len(r.buf)), size-r.at.off)])
 		if len(entries) > 0 {
 			r.at.off = next
 			return entries, nil

@@ -24,10 +24,14 @@ type lines struct {
 // flushTime bounds how long a closing router waits for NATS to take its last records; what is left stays in the spool.
 const flushTime = 2 * time.Second
 
+// holdTime is several times what a line needs to get to the disk; the records of lines that wait longer for their nodes'
+// go to NATS meanwhile.
+const holdTime = 500 * time.Millisecond
+
 func (d *daemon) openLines(context.Context) (err error) {
 	l := &lines{d: d}
 	if d.conn != nil {
-		l.publisher, err = bus.NewPublisher(d.conn, bus.PublisherOptions{SpoolDir: d.o.spool(), Logger: d.log})
+		l.publisher, err = bus.NewPublisher(d.conn, bus.PublisherOptions{SpoolDir: d.o.spool(), Hold: holdTime, Logger: d.log})
 		if err != nil {
 			return err
 		}

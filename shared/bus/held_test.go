@@ -1,0 +1,62 @@
+package bus
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestAHeldRecordTravelsOnlyIfNobodyAcknowledgedIt(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		p, err := newPublisher(PublisherOptions{SpoolDir: dir, Hold: time.Second, Logger: quiet})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := &fake{open: true}
+		p.send = f.send
+		p.start()
+		sent := func() int {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return len(f.got)
+		}
+		var late Held
+		for i := range 10 {
+			h, err := p.PublishHeld(aRecord("q"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch {
+			case i == 4:
+				late = h
+			case i%2 == 0:
+				_ = h.Ack()
+			}
+		}
+		if time.Sleep(900 * time.Millisecond); sent() != 0 {
+			t.Errorf("%d records were sent before their time", sent())
+		}
+		if time.Sleep(time.Second); sent() != 6 {
+			t.Errorf("%d records were sent, want the 6 that nobody acknowledged", sent())
+		}
+		_ = late.Ack() // after it was sent
+		if n := len(p.held.done); n != 0 {
+			t.Errorf("%d records are remembered in vain", n)
+		}
+		if s := p.Stats(); s.Emitted != 10 || s.Stored != 10 || s.Pending != 0 {
+			t.Errorf("stats %+v", s)
+		}
+		// One that is young when the publisher closes does not wait.
+		if _, err := p.PublishHeld(aRecord("q")); err != nil {
+			t.Fatal(err)
+		}
+		before := time.Now()
+		if err := p.Close(t.Context()); err != nil || sent() != 7 {
+			t.Errorf("close: %v, %d sent", err, sent())
+		}
+		if took := time.Since(before); took >= time.Second {
+			t.Errorf("closing took %v", took)
+		}
+	})
+}
