@@ -18,6 +18,7 @@ import (
 
 	"meridian.internal/router/jsonl"
 	"meridian.internal/router/timeline"
+	"meridian.internal/router/traces"
 	"meridian.internal/shared/bus"
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
@@ -45,6 +46,7 @@ type Options struct {
 	Logger    *slog.Logger          // nil: slog.Default()
 	MaxBytes  int64                 // size at which files are rotated; 0: 256 MiB
 	MaxTotal  int64                 // size of all files of timelines; the oldest are removed. 0: no limit
+	Compress  bool                  // files that are complete are compressed
 }
 
 // Collector merges. Its methods are safe for concurrent use.
@@ -52,6 +54,7 @@ type Collector struct {
 	o       Options
 	log     *slog.Logger
 	in      chan message
+	closed  chan sealing // files that are complete, from Run to the sealer
 	lines   *jsonl.Writer
 	amends  *jsonl.Writer
 	metrics *metrics
@@ -69,7 +72,9 @@ type Collector struct {
 	written *ring
 	unacked []ack // of lines that are in the writers' memory
 	failing bool
-	scratch []byte // the line that is being made
+	scratch []byte         // the line that is being made
+	amend   []*writtenLine // amendments that could not be written yet
+	ending  bool           // the files are being closed
 }
 
 // message is one input of Run.
@@ -94,7 +99,7 @@ func New(o Options) (*Collector, error) {
 	setDefaults(&o)
 	c := &Collector{
 		o: o, log: o.Logger, in: make(chan message, inputs), live: map[string]struct{}{}, open: map[string]*request{},
-		recent: newRecent(o.Recent), written: newRing(rememberLines),
+		recent: newRecent(o.Recent), written: newRing(rememberLines), closed: make(chan sealing, 64),
 	}
 	var err error
 	if c.lines, err = jsonl.Open(c.fileOptions(".jsonl")); err != nil {
@@ -142,7 +147,10 @@ func setDefaults(o *Options) {
 }
 
 func (c *Collector) fileOptions(suffix string) jsonl.Options {
-	return jsonl.Options{Dir: c.o.Dir, Prefix: filePrefix, Suffix: suffix, MaxBytes: c.o.MaxBytes, MaxTotal: c.o.MaxTotal, Logger: c.log}
+	return jsonl.Options{
+		Dir: c.o.Dir, Prefix: filePrefix, Suffix: suffix, MaxBytes: c.o.MaxBytes, MaxTotal: c.o.MaxTotal, Logger: c.log,
+		Beside: []string{traces.IndexSuffix}, Closed: c.fileClosed,
+	}
 }
 
 const filePrefix = "timeline"
@@ -193,6 +201,8 @@ func (c *Collector) Run(ctx context.Context) error {
 	defer wg.Wait()
 	consuming, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
+	wg.Go(c.seal)
+	defer close(c.closed)
 	if c.o.Conn != nil {
 		wg.Go(func() { c.consume(consuming, c.o.Router) })
 	}
@@ -218,6 +228,7 @@ func (c *Collector) loop(stop <-chan struct{}, enough func() bool) {
 			c.take(m)
 		case <-tick.C:
 			c.expire(time.Now())
+			c.retryAmendments()
 			c.flush()
 			if enough != nil && enough() {
 				return
@@ -247,6 +258,7 @@ func (c *Collector) finish() error {
 		}
 	}
 	c.flush()
+	c.ending = true
 	return errors.Join(c.lines.Close(), c.amends.Close())
 }
 

@@ -12,6 +12,8 @@ type metrics struct {
 	negative, violations          prometheus.Counter
 	duplicates, bad, busy, probes prometheus.Counter
 	shed, writeErrors, ackErrors  prometheus.Counter
+	sealErrors                    prometheus.Counter
+	failing                       prometheus.Gauge
 	open                          prometheus.GaugeFunc
 	unaccounted                   prometheus.Histogram
 	spans                         *prometheus.HistogramVec
@@ -35,6 +37,8 @@ func newMetrics(c *Collector) *metrics {
 		shed:        counter("shed_total", "Timelines written early because too many requests were open."),
 		writeErrors: counter("write_errors_total", "Failed writes of timelines; they wait."),
 		ackErrors:   counter("ack_errors_total", "Acknowledgements that could not be sent."),
+		sealErrors:  counter("seal_errors_total", "Files of timelines that could not be indexed or compressed."),
+		failing:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "meridian_timeline_write_failing", Help: "1 while timelines cannot be written: they wait in memory and in the stream."}),
 		open: prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "meridian_timeline_input_queue", Help: "Records that wait for the collector."},
 			func() float64 { return float64(len(c.in)) }),
 		unaccounted: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "meridian_timeline_unaccounted_seconds", Help: "Absolute time of requests that no span covers.", Buckets: buckets}),
@@ -45,7 +49,7 @@ func newMetrics(c *Collector) *metrics {
 
 func (m *metrics) register(reg prometheus.Registerer) error {
 	for _, c := range []prometheus.Collector{
-		m.complete, m.incomplete, m.amended, m.negative, m.violations, m.duplicates, m.bad, m.busy, m.probes, m.shed, m.writeErrors, m.ackErrors, m.open,
+		m.complete, m.incomplete, m.amended, m.negative, m.violations, m.duplicates, m.bad, m.busy, m.probes, m.shed, m.writeErrors, m.ackErrors, m.sealErrors, m.failing, m.open,
 		m.unaccounted, m.spans,
 	} {
 		if err := reg.Register(c); err != nil {

@@ -6,6 +6,7 @@ import (
 
 	"meridian.internal/router/jsonl"
 	"meridian.internal/router/timeline"
+	"meridian.internal/router/traces"
 )
 
 // indexLines bounds the index of lines that are no longer in memory.
@@ -91,12 +92,14 @@ func (c *Collector) Find(id string) (json.RawMessage, bool) {
 	}
 	at, ok := r.index[id]
 	r.mu.Unlock()
-	if !ok {
-		return nil, false
+	if ok {
+		if b, err := jsonl.At(at); err == nil {
+			return b, true
+		} // not flushed yet, or compressed, or removed
 	}
-	b, err := jsonl.At(at)
-	if err != nil { // not flushed yet, or the file was removed
-		return nil, false
+	b, err := traces.Lookup(c.o.Dir, id)
+	if err != nil {
+		c.log.Warn("timelines cannot be searched", "request_id", id, "error", err)
 	}
-	return b, true
+	return b, b != nil
 }

@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"os"
-	"path/filepath"
 	"slices"
+	"strings"
 
 	"meridian.internal/router/jsonl"
 	"meridian.internal/router/timeline"
@@ -25,8 +25,8 @@ func (c *Collector) remember() error {
 		mod  int64
 	}
 	var files []file
-	for _, pattern := range []string{filePrefix + "-*.jsonl", filePrefix + "-*.amend.ndjson"} {
-		names, err := filepath.Glob(filepath.Join(c.o.Dir, pattern))
+	for _, suffix := range []string{".jsonl", ".amend.ndjson"} {
+		names, err := jsonl.Files(c.o.Dir, filePrefix, suffix)
 		if err != nil {
 			return err
 		}
@@ -44,7 +44,11 @@ func (c *Collector) remember() error {
 		keep++
 	}
 	for _, f := range slices.Backward(files[:keep]) {
-		c.rememberFile(f.path, max(0, f.size-rememberBytes))
+		from := max(0, f.size-rememberBytes)
+		if strings.HasSuffix(f.path, jsonl.Packed) {
+			from = 0 // the size of its text is not known
+		}
+		c.rememberFile(f.path, from)
 	}
 	return nil
 }

@@ -116,7 +116,11 @@ func (c *Collector) write(r *request) {
 func (c *Collector) late(w *writtenLine, m message, key timeline.Key) {
 	if !w.lacks(m, key) {
 		c.metrics.duplicates.Inc()
-		if m.ack != nil {
+		switch {
+		case m.ack == nil:
+		case w.waits:
+			w.rest.acks = append(w.rest.acks, m.ack)
+		default:
 			c.unacked = append(c.unacked, m.ack) // its line may still be in memory
 		}
 		return
@@ -134,14 +138,37 @@ func (c *Collector) late(w *writtenLine, m message, key timeline.Key) {
 	if joined := r.joinSteps(); m.rec == nil && !joined {
 		return // its record, or another part of its steps, is to come
 	}
-	l := timeline.Merge(r.parts, c.o.Clocks)
+	c.writeAmendment(w)
+}
+
+// writeAmendment appends the newest line of a request to the amendments. What cannot be written is tried again with every
+// flush; until then nothing of it is acknowledged, and a copy of it waits too.
+func (c *Collector) writeAmendment(w *writtenLine) {
+	l := timeline.Merge(w.rest.parts, c.o.Clocks)
 	l.Amends = true
-	if c.emit(c.amends, l, r.acks) {
-		c.metrics.amended.Inc()
+	if !c.emit(c.amends, l, w.rest.acks) {
+		if !w.waits {
+			w.waits = true
+			c.amend = append(c.amend, w)
+		}
+		return
 	}
-	r.acks = nil
+	c.metrics.amended.Inc()
+	w.waits, w.rest.acks = false, nil
 	if l.Complete {
 		w.rest = nil
+	}
+}
+
+// retryAmendments writes what the disk refused before.
+func (c *Collector) retryAmendments() {
+	list := c.amend
+	c.amend = nil
+	for _, w := range list {
+		if w.waits {
+			w.waits = false
+			c.writeAmendment(w)
+		}
 	}
 }
 
@@ -175,13 +202,15 @@ const flushBytes = 256 << 10
 
 // flush writes the waiting lines, then acknowledges their records: in this order, or a crash would lose them.
 func (c *Collector) flush() {
+	waiting := c.lines.Waiting() + c.amends.Waiting()
 	if err := errors.Join(c.lines.Flush(), c.amends.Flush()); err != nil {
 		c.metrics.writeErrors.Inc()
 		c.complain(err)
 		return
 	}
-	if c.failing {
+	if c.failing && waiting > 0 { // something reached the disk
 		c.failing = false
+		c.metrics.failing.Set(0)
 		c.log.Info("timelines are written again")
 	}
 	for i, a := range c.unacked {
@@ -195,6 +224,7 @@ func (c *Collector) flush() {
 func (c *Collector) complain(err error) {
 	if !c.failing {
 		c.failing = true
+		c.metrics.failing.Set(1)
 		c.log.Error("timelines cannot be written; they wait", "error", err)
 	}
 }
@@ -227,6 +257,8 @@ type writtenLine struct {
 	id   string
 	keys []timeline.Key
 	rest *request // nil once complete
+	// waits says that an amendment of it could not be written: rest has what is to be acknowledged with it.
+	waits bool
 }
 
 // lacks says whether a message brings something that the line does not have.

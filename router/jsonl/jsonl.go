@@ -13,7 +13,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -25,14 +24,16 @@ var ErrFull = errors.New("jsonl: too many lines wait for the disk")
 // Options of a writer.
 type Options struct {
 	Dir       string
-	Prefix    string           // file names: PREFIX-host-pid-start-part SUFFIX
-	Suffix    string           // ".jsonl"
-	MaxBytes  int64            // a file is not grown beyond; 0: 256 MiB
-	MaxAge    time.Duration    // nor older than; 0: 24 h
-	MaxTotal  int64            // bytes of all files of this kind in the folder; the oldest are removed. 0: no limit
-	MaxMemory int              // bytes that may wait for the disk; 0: 64 MiB
-	Now       func() time.Time // nil: time.Now
-	Logger    *slog.Logger     // nil: slog.Default()
+	Prefix    string            // file names: PREFIX-host-pid-start-part SUFFIX
+	Suffix    string            // ".jsonl"
+	MaxBytes  int64             // a file is not grown beyond; 0: 256 MiB
+	MaxAge    time.Duration     // nor older than; 0: 24 h
+	MaxTotal  int64             // bytes of all files of this kind in the folder; the oldest are removed. 0: no limit
+	Beside    []string          // endings of files that belong to one of lines and go with it
+	Closed    func(path string) // called with each file that is not written any more; nil: nobody asks
+	MaxMemory int               // bytes that may wait for the disk; 0: 64 MiB
+	Now       func() time.Time  // nil: time.Now
+	Logger    *slog.Logger      // nil: slog.Default()
 }
 
 // Location is where a line is.
@@ -116,8 +117,7 @@ func (w *Writer) rotate(n int) error {
 		if err := w.Flush(); err != nil {
 			return nil // the disk is in trouble: the lines stay together and wait
 		}
-		w.f.Close()
-		w.f = nil
+		w.closeFile()
 	}
 	w.retain()
 	for {
@@ -135,57 +135,6 @@ func (w *Writer) rotate(n int) error {
 		w.f, w.path, w.size, w.since = f, path, 0, w.o.Now()
 		return nil
 	}
-}
-
-// retain removes the oldest files of this kind until those that stay, and the one that is about to be written, fit into
-// MaxTotal. Files that a living process writes stay.
-func (w *Writer) retain() {
-	if w.o.MaxTotal <= 0 {
-		return
-	}
-	names, err := filepath.Glob(filepath.Join(w.o.Dir, w.o.Prefix+"-*"+w.o.Suffix))
-	if err != nil {
-		return
-	}
-	var files []aged
-	total := w.o.MaxBytes
-	for _, n := range names {
-		if info, err := os.Stat(n); err == nil {
-			files = append(files, aged{n, info.Size(), info.ModTime()})
-			total += info.Size()
-		}
-	}
-	slices.SortStableFunc(files, func(a, b aged) int { return a.mod.Compare(b.mod) })
-	for _, f := range files {
-		if total <= w.o.MaxTotal {
-			return
-		}
-		if !unused(f.name) {
-			continue
-		}
-		if err := os.Remove(f.name); err != nil {
-			w.o.Logger.Warn("old file of lines cannot be removed", "file", f.name, "error", err)
-			continue
-		}
-		w.o.Logger.Info("removed the oldest file of lines", "file", f.name, "bytes", f.size)
-		total -= f.size
-	}
-}
-
-type aged struct {
-	name string
-	size int64
-	mod  time.Time
-}
-
-// unused says that no living process holds the lock of a file.
-func unused(name string) bool {
-	f, err := os.Open(name)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
 }
 
 // Flush writes the waiting lines. After an error they still wait, and the file holds whole lines only.
@@ -214,10 +163,18 @@ func (w *Writer) Waiting() int { return len(w.buf) }
 func (w *Writer) Close() error {
 	err := w.Flush()
 	if w.f != nil {
-		w.f.Close()
-		w.f = nil
+		w.closeFile()
 	}
 	return err
+}
+
+// closeFile lets go of the file, and of its lock.
+func (w *Writer) closeFile() {
+	w.f.Close()
+	w.f = nil
+	if w.o.Closed != nil {
+		w.o.Closed(w.path)
+	}
 }
 
 // Repair cuts the torn last line off every file of PREFIX*SUFFIX in dir that no living process writes.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 )
 
 // MaxLine bounds one line when it is read: what is longer is reported and skipped.
@@ -18,7 +19,13 @@ var ErrLine = errors.New("jsonl: bad line")
 // called for lines that are too long. The torn tail of an open file is no error and is left out. each may end the reading
 // with an error.
 func Read(path string, each func(line []byte, number int, offset int64) error, bad func(number int, err error)) error {
-	f, err := os.Open(path)
+	return ReadAfter(path, 0, each, bad)
+}
+
+// ReadAfter is Read from the line on that begins at offset; numbers and offsets count from there. A compressed file can only
+// be read from its beginning.
+func ReadAfter(path string, offset int64, each func(line []byte, number int, offset int64) error, bad func(number int, err error)) error {
+	f, err := openText(path, offset)
 	if err != nil {
 		return fmt.Errorf("open file of lines: %w", err)
 	}
@@ -28,6 +35,43 @@ func Read(path string, each func(line []byte, number int, offset int64) error, b
 	}
 	return nil
 }
+
+// openText finds a file also when it was compressed after its name was listed.
+func openText(path string, offset int64) (io.ReadCloser, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, os.ErrNotExist) && !isPacked(path) && offset == 0 {
+		path += Packed
+		if g, e := os.Open(path); e == nil {
+			f, err = g, nil
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !isPacked(path) {
+		if _, err := f.Seek(offset, io.SeekStart); err != nil {
+			f.Close()
+			return nil, err
+		}
+		return f, nil
+	}
+	d, err := unpack(f)
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return both{d, f}, nil
+}
+
+func isPacked(path string) bool { return strings.HasSuffix(path, Packed) }
+
+// both closes the reader and the file below it.
+type both struct {
+	io.ReadCloser
+	file *os.File
+}
+
+func (b both) Close() error { return errors.Join(b.ReadCloser.Close(), b.file.Close()) }
 
 // ReadFrom is Read on a reader; offsets count from where it stands.
 func ReadFrom(from io.Reader, each func(line []byte, number int, offset int64) error, bad func(number int, err error)) error {

@@ -1,5 +1,6 @@
-// Package traces reads timeline files: folders or files, lines in order, amendments applied, bad lines reported with file
-// and number. It keeps no more in memory than the amendments and one line.
+// Package traces reads timeline files: folders or files, compressed or not, lines in order, amendments applied, bad lines
+// reported with file and number. It keeps no more in memory than the amendments and one line. It also seals files that are
+// complete: an index beside them makes one request of millions quick to find.
 package traces
 
 import (
@@ -16,6 +17,7 @@ import (
 )
 
 const (
+	filePrefix  = "timeline"
 	lineSuffix  = ".jsonl"
 	amendSuffix = ".amend.ndjson"
 )
@@ -52,15 +54,15 @@ func Open(args []string) (*Set, error) {
 		}
 		names := []string{a}
 		if info.IsDir() {
-			if names, err = filepath.Glob(filepath.Join(a, "timeline-*"+lineSuffix)); err != nil {
-				return nil, fmt.Errorf("list %s: %w", a, err)
+			if names, err = jsonl.Files(a, filePrefix, lineSuffix); err != nil {
+				return nil, err
 			}
 			if len(names) == 0 {
 				return nil, fmt.Errorf("open timelines: no timeline-*%s in folder %s", lineSuffix, a)
 			}
 		}
 		for _, n := range names {
-			if strings.HasSuffix(n, amendSuffix) {
+			if strings.HasSuffix(strings.TrimSuffix(n, jsonl.Packed), amendSuffix) {
 				s.Amends = append(s.Amends, n)
 				continue
 			}
@@ -78,12 +80,12 @@ func Open(args []string) (*Set, error) {
 func (s *Set) findAmends() {
 	var dirs []string
 	for _, f := range s.Files {
-		if d := filepath.Dir(f); !slices.Contains(dirs, d) && strings.HasSuffix(f, lineSuffix) {
+		if d := filepath.Dir(f); !slices.Contains(dirs, d) && strings.HasSuffix(strings.TrimSuffix(f, jsonl.Packed), lineSuffix) {
 			dirs = append(dirs, d)
 		}
 	}
 	for _, d := range dirs {
-		names, err := filepath.Glob(filepath.Join(d, "timeline-*"+amendSuffix))
+		names, err := jsonl.Files(d, filePrefix, amendSuffix)
 		if err != nil {
 			continue
 		}
@@ -172,37 +174,4 @@ func (s *Set) Raw(ctx context.Context, f func(b []byte, at Position) error) erro
 		before += last
 	}
 	return nil
-}
-
-// Find returns the newest line of a request, by either id; nil if there is none. Lines that do not hold the id's bytes are
-// not even parsed.
-func (s *Set) Find(ctx context.Context, id string) (*timeline.Line, error) {
-	var found *timeline.Line
-	quoted, err := quote(id)
-	if err != nil {
-		return nil, err
-	}
-	err = s.Raw(ctx, func(b []byte, at Position) error {
-		if !bytes.Contains(b, quoted) {
-			return nil
-		}
-		l, err := timeline.Parse(b)
-		if err != nil {
-			s.bad(at, err)
-			return nil
-		}
-		if l.RequestID == id || l.ClientRequestID == id {
-			found = l
-		}
-		return nil
-	})
-	if err != nil || found == nil {
-		return nil, err
-	}
-	if a := s.amended[found.RequestID]; a != nil {
-		if better, err := timeline.Parse(a); err == nil {
-			found = better
-		}
-	}
-	return found, nil
 }

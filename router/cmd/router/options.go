@@ -41,6 +41,8 @@ type options struct {
 	serve.ClusterFlags `embed:"" group:"Security"`
 	MaxConns           int `help:"Connections of clients at the same time; further ones are closed at once." default:"16384" group:"Security"`
 
+	traceFlags `embed:""`
+
 	SharedKernelDir string `help:"Folder shared with other processes of this machine; a file in it proves that they share a kernel, and so a clock." type:"path" placeholder:"DIR"`
 	ClockListen     string `help:"UDP address of the clock responder." default:":0" placeholder:"HOST:PORT"`
 }
