@@ -105,6 +105,7 @@ type answer struct {
 	finish   string
 	stop     []byte
 	logprobs api.Merged
+	message  *api.Message // tool calls, reasoning; nil: none
 }
 
 func (w *answer) add(c api.Chunk) {
@@ -118,6 +119,12 @@ func (w *answer) add(c api.Chunk) {
 	if c.Logprobs != nil {
 		w.logprobs.Add(c.Logprobs)
 	}
+	if c.Delta != nil {
+		if w.message == nil {
+			w.message = new(api.Message)
+		}
+		w.message.Add(c.Delta)
+	}
 }
 
 // writeWhole sends the answer of a request that is not streamed.
@@ -130,6 +137,7 @@ func (s *session) writeWhole() {
 		}
 		choices[i] = api.Choice{
 			Index: b.index, RawText: w.text, Finish: w.finish, StopReason: w.stop, RawLogprobs: w.logprobs.Append(nil),
+			Message: w.message,
 		}
 	}
 	body := s.head.AppendResponse(nil, choices, s.usage(), nil)

@@ -13,6 +13,11 @@ func (s *session) plan(ctx context.Context) *api.Error {
 	if err != nil {
 		s.p.o.Logger.Warn("tokenizer is not available; nodes tokenize", "model", s.req.Model, "request_id", s.id, "error", err)
 	}
+	if tok != nil || err != nil { // nodes of ours serve it
+		if e := s.req.CheckPlain(); e != nil {
+			return e
+		}
+	}
 	if s.req.Chat {
 		var ids []int32
 		if tok != nil {

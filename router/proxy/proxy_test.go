@@ -386,3 +386,33 @@ func TestModelsAndCluster(t *testing.T) {
 		t.Errorf("got %+v", cl)
 	}
 }
+
+func TestToolCallsOfAForeignWorkerAreKept(t *testing.T) {
+	c := newCluster(t, Aggregated, "gen0")
+	c.pool.PutForeign(node.RoleGen, "far", c.nodes["gen0"].srv.URL, "far-model")
+	c.nodes["gen0"].serve = func(w http.ResponseWriter, r *http.Request, l leg) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, d := range []string{
+			`{"role":"assistant","reasoning_content":"hm"}`, `{"tool_calls":[{"index":0,"id":"c1","type":"function","function":{"name":"f","arguments":"{"}}]}`,
+			`{"tool_calls":[{"index":0,"function":{"arguments":"}"}}]}`,
+		} {
+			fmt.Fprintf(w, "data: {\"id\":\"x\",\"choices\":[{\"index\":0,\"delta\":%s,\"finish_reason\":null}]}\n\n", d)
+		}
+		fmt.Fprint(w, "data: {\"id\":\"x\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"tool_calls\"}]}\n\ndata: [DONE]\n\n")
+	}
+	body := `{"model":"far-model","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f"}}],"response_format":{"type":"json_object"}`
+	got := c.post("/v1/chat/completions", body+"}")
+	want := `"message":{"role":"assistant","content":null,"reasoning_content":"hm","tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{}"}}]}`
+	if got.status != 200 || !strings.Contains(got.body, want) || !strings.Contains(got.body, `"finish_reason":"tool_calls"`) {
+		t.Errorf("whole answer: %d %s", got.status, got.body)
+	}
+	if l := <-c.legs; l.body["tools"] == nil || l.body["response_format"] == nil {
+		t.Errorf("the worker got %s", l.raw)
+	}
+	if got := c.post("/v1/chat/completions", body+`,"stream":true}`); !strings.Contains(got.body, `"reasoning_content":"hm"`) || !strings.Contains(got.body, `"arguments":"}"`) {
+		t.Errorf("stream: %s", got.body)
+	}
+	if got := c.post("/v1/chat/completions", strings.Replace(body, "far-model", "m", 1)+"}"); got.status != 400 || !strings.Contains(got.body, `"param":"tools"`) {
+		t.Errorf("nodes that cannot call tools: %d %s", got.status, got.body)
+	}
+}

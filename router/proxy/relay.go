@@ -106,7 +106,7 @@ func (a *attempt) take(data []byte) (api.Chunk, *api.Error) {
 // countIDs counts the tokens of a chunk; a foreign worker does not name them, so that a chunk with text counts as one.
 func countIDs(c api.Chunk) int {
 	if c.TokenIDs == nil {
-		if len(c.Text) > 0 {
+		if len(c.Text) > 0 || c.Delta != nil {
 			return 1
 		}
 		return 0

@@ -103,7 +103,7 @@ func (s *session) prepare(r *http.Request, chat bool) *api.Error {
 	if e != nil {
 		return e
 	}
-	s.req, e = api.ParseRequest(body, chat, api.Limits{MaxBody: s.p.o.MaxBody, KnowsModel: s.knowsModel})
+	s.req, e = api.ParseRequest(body, chat, api.Limits{MaxBody: s.p.o.MaxBody, KnowsModel: s.knowsModel, Client: true})
 	if e != nil {
 		return e
 	}
@@ -137,6 +137,9 @@ func (s *session) prepare(r *http.Request, chat bool) *api.Error {
 // bodyTime bounds how long a client may take to send its body.
 const bodyTime = 30 * time.Second
 
+// maxPromise is the memory that a body gets for its Content-Length alone; more follows as its bytes come.
+const maxPromise = 128 << 10
+
 func (s *session) readBody(r *http.Request) ([]byte, *api.Error) {
 	if r.ContentLength > int64(s.p.o.MaxBody) {
 		e := api.Invalid("", "the body has %d bytes; the limit is %d", r.ContentLength, s.p.o.MaxBody)
@@ -144,7 +147,7 @@ func (s *session) readBody(r *http.Request) ([]byte, *api.Error) {
 		return nil, e
 	}
 	_ = s.rc.SetReadDeadline(time.Now().Add(bodyTime)) // a writer in tests has none
-	body := make([]byte, 0, max(512, r.ContentLength+1))
+	body := make([]byte, 0, min(maxPromise, max(512, r.ContentLength+1)))
 	body, err := readAll(body, io.LimitReader(r.Body, int64(s.p.o.MaxBody)+1))
 	if err != nil {
 		e := api.Invalid("", "the body could not be read")

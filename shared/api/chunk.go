@@ -12,6 +12,7 @@ type Chunk struct {
 	Text    []byte
 	// Text is the inside of a JSON string, still escaped: pieces can be joined without decoding. Nil: no text.
 	TokenIDs     []byte // JSON array as sent; nil if absent
+	Delta        []byte // chat: the delta, when it says more than role and content (tool calls, reasoning); else nil
 	Finish       string // "": not finished
 	StopReason   []byte // nil if absent or null
 	Logprobs     []byte // nil if absent or null
@@ -231,8 +232,14 @@ func readDelta(c *Chunk, v []byte) error {
 		return err
 	}
 	for _, f := range fields {
-		if string(f.Key) == "content" {
+		switch string(f.Key) {
+		case "content":
 			c.Text = stringInside(f.Value)
+		case "role":
+		default:
+			if !isNull(f.Value) && string(f.Value) != "[]" && string(f.Value) != `""` {
+				c.Delta = v
+			}
 		}
 	}
 	return nil

@@ -79,6 +79,9 @@ func checkMessage(i int, elem []byte) *Error {
 	if err != nil {
 		return Invalid(name, "%s must be an object with a role", name)
 	}
+	if e := checkDuplicates(fields); e != nil {
+		return Invalid(name+"."+e.Param, "%s.%s", name, e.Message)
+	}
 	role := false
 	for _, f := range fields {
 		switch string(f.Key) {

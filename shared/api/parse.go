@@ -28,12 +28,23 @@ func ParseRequest(body []byte, chat bool, lim Limits) (*Request, *Error) {
 		return nil, e
 	}
 	for _, f := range fields {
+		if lim.Client && isControl(f.Key) {
+			continue
+		}
 		if e := r.set(f); e != nil {
 			return nil, e
 		}
 	}
+	if r.noTools {
+		r.Tools = nil
+	}
 	if e := r.check(lim); e != nil {
 		return nil, e
+	}
+	if lim.Client && chat {
+		if e := checkMedia(r.Messages); e != nil {
+			return nil, e
+		}
 	}
 	return r, nil
 }
@@ -72,7 +83,7 @@ func (r *Request) set(f Field) *Error {
 	if isNull(f.Value) {
 		return nil
 	}
-	groups := [...]func(string, []byte) (bool, error){r.setBasic, r.setSampling, r.setInput, r.setControl, r.refuse}
+	groups := [...]func(string, []byte) (bool, error){r.setBasic, r.setSampling, r.setInput, r.setControl, r.setShape, r.refuse}
 	for _, group := range groups {
 		known, err := group(string(f.Key), f.Value)
 		if err != nil {
@@ -130,6 +141,9 @@ func (r *Request) setStreamOptions(v []byte) error {
 	if err != nil {
 		return errorWant("an object")
 	}
+	if e := checkDuplicates(fields); e != nil {
+		return e
+	}
 	for _, f := range fields {
 		if string(f.Key) == "include_usage" && !isNull(f.Value) {
 			if r.IncludeUsage, err = decodeBool(f.Value); err != nil {
@@ -155,7 +169,9 @@ func (r *Request) setInput(key string, v []byte) (bool, error) {
 		if v[0] != '[' {
 			return true, errorWant("an array")
 		}
-		r.Tools = v
+		if string(v) != "[]" {
+			r.Tools = v
+		}
 		return true, nil
 	case key == "chat_template_kwargs" && r.Chat:
 		if v[0] != '{' {
@@ -189,7 +205,7 @@ func (r *Request) setControl(key string, v []byte) (bool, error) {
 func (r *Request) refuse(key string, v []byte) (bool, error) {
 	off := string(v) == "false" || string(v) == `""` || string(v) == "[]" || string(v) == "{}"
 	switch key {
-	case "echo", "suffix", "functions", "function_call", "use_beam_search":
+	case "echo", "suffix", "functions", "function_call", "use_beam_search", "audio", "web_search_options":
 		if !off {
 			return true, Invalid(key, "%s is not supported", key)
 		}

@@ -13,6 +13,9 @@ type Limits struct {
 	MaxChoices int // prompts x n; default 256
 	ContextLen int // tokens of prompt plus output; 0: unknown, not checked
 	VocabSize  int // token ids must be below; 0: unknown, not checked
+	// Client: the body comes from a client. Control fields are not read (a router drops them), and content that a worker would
+	// have to fetch from an address is refused.
+	Client bool
 	// KnowsModel tells whether a model is served; nil accepts every name.
 	KnowsModel func(name string) bool
 }
@@ -42,7 +45,10 @@ type Request struct {
 	Model    string
 	Prompts  []Prompt        // completions; at least one
 	Messages json.RawMessage // chat: an array of objects with a role, bytes as sent
-	Tools    json.RawMessage // chat: nil if absent
+	Tools    json.RawMessage // chat: nil if absent, empty, or when tool_choice is "none"
+	// Needs is the first field that asks for more than text: tools, response_format and their like; "": none. CheckPlain
+	// refuses it.
+	Needs string
 	// TemplateArgs is chat_template_kwargs: further variables for the chat template; nil if absent.
 	TemplateArgs json.RawMessage
 
@@ -64,6 +70,8 @@ type Request struct {
 	PromptTokenIDs []int32
 	OutputTokenIDs []int32
 
+	noTools bool // tool_choice is "none"
+
 	Body   []byte  // as received
 	Fields []Field // members of Body, in order; alias Body
 }
@@ -72,14 +80,14 @@ type Request struct {
 func ControlFields() []string {
 	return []string{
 		"disaggregated_params", "prompt_token_ids", "prompt_token_ids_b64", "output_token_ids", "return_prompt_token_ids_b64",
-		"kv_transfer_params",
+		"kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "ec_transfer_params",
 	}
 }
 
 func isControl(key []byte) bool {
 	switch string(key) {
 	case "disaggregated_params", "prompt_token_ids", "prompt_token_ids_b64", "output_token_ids",
-		"return_prompt_token_ids_b64", "kv_transfer_params":
+		"return_prompt_token_ids_b64", "kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "ec_transfer_params":
 		return true
 	}
 	return false

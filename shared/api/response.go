@@ -24,8 +24,9 @@ type Choice struct {
 	StopReason json.RawMessage
 	Logprobs   []TokenLogprob // nil: null
 	// For a router that assembles an answer: parts as a worker sent them.
-	RawText     []byte // inside of a JSON string; used when Text is empty
-	RawLogprobs []byte // used when Logprobs is nil
+	RawText     []byte   // inside of a JSON string; used when Text is empty
+	RawLogprobs []byte   // used when Logprobs is nil
+	Message     *Message // chat, not a chunk: what a worker said beside content; nil: nothing
 	Disagg      *DisaggParams
 }
 
@@ -143,7 +144,12 @@ func (h Head) appendText(dst []byte, c Choice, chunk bool) []byte {
 	}
 	if !chunk {
 		dst = append(dst, `,"message":{"role":"assistant","content":`...)
-		return append(c.appendText(dst), '}')
+		if c.Message.hasCalls() && c.Text == "" && len(c.RawText) == 0 {
+			dst = append(dst, "null"...) // OpenAI's way of saying that the calls are the answer
+		} else {
+			dst = c.appendText(dst)
+		}
+		return append(c.Message.appendMembers(dst), '}')
 	}
 	dst = append(dst, `,"delta":{`...)
 	if c.Role {

@@ -36,6 +36,9 @@ func (n *Node) readCall(ctx context.Context, req *http.Request, o origin, chat b
 	if bad != nil {
 		return nil, bad
 	}
+	if bad = r.CheckPlain(); bad != nil {
+		return nil, bad
+	}
 	k := &call{n: n, o: o, r: r, stream: r.Stream}
 	if k.prompts, bad = n.promptsOf(ctx, r); bad != nil {
 		return nil, bad

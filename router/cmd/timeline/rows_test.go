@@ -56,7 +56,7 @@ func TestRowsAreFetchedAndChecked(t *testing.T) {
 	}{{"counters agree with rows", 1, 0}, {"counters that do not", 2, 1}} {
 		dir := t.TempDir()
 		c := rowsCmd{Node: []string{aNode(t, tt.counter).URL}, Output: dir, Every: time.Hour}
-		f := &rowFile{url: c.Node[0], dir: dir}
+		f := &rowFile{client: http.DefaultClient, url: c.Node[0], dir: dir}
 		if err := errors.Join(f.read(t.Context()), f.read(t.Context()), f.read(t.Context()), f.finish(t.Context())); err != nil {
 			t.Fatal(err)
 		}
