@@ -24,6 +24,7 @@ type Options struct {
 	MaxSlots       int           // sequences that can hold a slot; default 64
 	Stage          backend.Stage // layers to own; default: all of the model
 	Deterministic  bool          // float32 and sums that do not depend on the batch, at a fraction of the speed
+	CacheDir       string        // folder of compiled kernels; "": they are compiled at each start
 	Now            func() int64  // the process's steady clock in ns; must be given
 }
 
@@ -162,7 +163,7 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 		opened <- err
 		return
 	}
-	d, err := newDevice(c, m, b.info, b.now)
+	d, err := newDevice(c, m, b.info, o.CacheDir, b.now)
 	if err != nil {
 		opened <- fmt.Errorf("%s: %w", c.name, errors.Join(err, c.close()))
 		return

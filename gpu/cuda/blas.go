@@ -19,6 +19,8 @@ type blas struct {
 	handle, preference uintptr
 	workspace          address
 	plans              map[planKey]*plan
+	tuned              map[int]bool // rows
+	times              [2]event
 }
 
 // planKey is the shape of out (m, n) = x (m, k) wᵀ; add: on top of what out holds, which is then float32.
@@ -30,8 +32,11 @@ type planKey struct {
 // plan is the way in which cuBLASLt does a shape. Its descriptors live as long as the process.
 type plan struct {
 	op, a, b, c uintptr
-	result      [96]byte // cublasLtMatmulHeuristicResult_t, of which the first 64 bytes are the algorithm
+	result      algorithm
 }
+
+// algorithm is cublasLtMatmulHeuristicResult_t: 64 bytes that multiply takes, then what is known of them.
+type algorithm [96]byte
 
 // Values of cuBLASLt's headers.
 const (
@@ -48,9 +53,14 @@ func openBLAS(c *context) (*blas, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &blas{library: l, plans: map[planKey]*plan{}}
+	b := &blas{library: l, plans: map[planKey]*plan{}, tuned: map[int]bool{}}
 	if b.workspace, err = c.alloc(blasWorkspace); err != nil {
 		return nil, err
+	}
+	for i := range b.times {
+		if b.times[i], err = c.newTimer(); err != nil {
+			return nil, err
+		}
 	}
 	room := uint64(blasWorkspace)
 	return b, firstOf(
@@ -89,7 +99,7 @@ func (b *blas) plan(key planKey) (*plan, error) {
 	if key.float {
 		out = realF32
 	}
-	transpose, found := int32(1), int32(0)
+	transpose := int32(1)
 	// Column-major: outᵀ (n, m) = w (n, k) · xᵀ (k, m), where w and x lie as (k, n) and (k, m).
 	m, n, k := uintptr(key.m), uintptr(key.n), uintptr(key.k)
 	if err := firstOf(
@@ -103,13 +113,24 @@ func (b *blas) plan(key planKey) (*plan, error) {
 	if err := status("cublasLtMatmulDescSetAttribute", b.call("cublasLtMatmulDescSetAttribute", p.op, descTransA, uintptr(unsafe.Pointer(&transpose)), 4)); err != nil {
 		return nil, err
 	}
-	s := b.call("cublasLtMatmulAlgoGetHeuristic", b.handle, p.op, p.a, p.b, p.c, p.c, b.preference, 1,
-		uintptr(unsafe.Pointer(&p.result)), uintptr(unsafe.Pointer(&found)))
-	if s != 0 || found == 0 {
-		return nil, fmt.Errorf("cuda: cuBLASLt has no way to do %+v: status %d", key, s)
+	ways, err := b.ways(p, 1)
+	if err != nil {
+		return nil, fmt.Errorf("%w to do %+v", err, key)
 	}
+	p.result = ways[0]
 	b.plans[key] = p
 	return p, nil
+}
+
+// ways are up to n algorithms for a plan, the one that cuBLASLt thinks best first.
+func (b *blas) ways(p *plan, n int) ([]algorithm, error) {
+	out, found := make([]algorithm, n), int32(0)
+	s := b.call("cublasLtMatmulAlgoGetHeuristic", b.handle, p.op, p.a, p.b, p.c, p.c, b.preference, uintptr(n),
+		uintptr(unsafe.Pointer(&out[0])), uintptr(unsafe.Pointer(&found)))
+	if s != 0 || found < 1 {
+		return nil, fmt.Errorf("cuda: cuBLASLt has no way (status %d)", s)
+	}
+	return out[:found], nil
 }
 
 // multiply queues a product on s.
@@ -122,7 +143,11 @@ func (b *blas) multiply(s *stream, key planKey, x, w, out address) error {
 	if key.add {
 		beta = 1
 	}
+	return b.queue(s, p, &p.result, x, w, out, one, beta)
+}
+
+func (b *blas) queue(s *stream, p *plan, way *algorithm, x, w, out address, one, beta float32) error {
 	return status("cublasLtMatmul", b.call("cublasLtMatmul", b.handle, p.op, uintptr(unsafe.Pointer(&one)), uintptr(w), p.a,
-		uintptr(x), p.b, uintptr(unsafe.Pointer(&beta)), uintptr(out), p.c, uintptr(out), p.c, uintptr(unsafe.Pointer(&p.result)),
+		uintptr(x), p.b, uintptr(unsafe.Pointer(&beta)), uintptr(out), p.c, uintptr(out), p.c, uintptr(unsafe.Pointer(way)),
 		uintptr(b.workspace), blasWorkspace, s.handle))
 }

@@ -25,6 +25,7 @@ type device struct {
 	checked []int64
 
 	counts, last address // (slot, vocab), (slot)
+	merged       address // (rows, KV heads): splits of attention that have ended
 	fixed        []address
 	meta         buffer // the description of the step
 	hidden       buffer // (rows, hidden) float32: the residual stream
@@ -36,11 +37,14 @@ type device struct {
 	partial      buffer // (rows, heads, splits, head size + 2) float32
 	logits       buffer // (wanted, vocab) float32
 	work         buffer // (entries, vocab) float32
+	squares      buffer // (rows, hidden / 16) float32, of the fused products
+	peaks        buffer // (wanted, slices) of 8 bytes
 	results      buffer // three stamps and a pad, then (wanted) tokens
 	logprobs     buffer // (wanted, 1 + maxTop, 2)
 }
 
 const (
+	peakSlices  = 32 // of a row of logits, in which the most likely tokens are found
 	maxSplits   = 32
 	resultsHead = 32 // bytes
 	logprobSize = 8 * (1 + maxTop)
@@ -57,12 +61,12 @@ func (d *device) blockBytes() int {
 	return d.info.KVBytes(d.info.Stage.First, d.info.Stage.End) * d.info.TokensPerBlock
 }
 
-func newDevice(c *context, m *model.Model, info backend.Info, now func() int64) (*device, error) {
+func newDevice(c *context, m *model.Model, info backend.Info, cacheDir string, now func() int64) (*device, error) {
 	s, err := c.newStream()
 	if err != nil {
 		return nil, err
 	}
-	k, err := c.compile(shape(&m.Config, info))
+	k, err := c.load(&m.Config, info, cacheDir)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +85,8 @@ func newDevice(c *context, m *model.Model, info backend.Info, now func() int64) 
 	for _, f := range []struct {
 		to *address
 		n  int
-	}{{&d.kv, d.blockBytes() * info.KVBlocks}, {&d.counts, 4 * info.MaxSlots * info.Vocab}, {&d.last, 4 * info.MaxSlots}} {
+	}{{&d.kv, d.blockBytes() * info.KVBlocks}, {&d.counts, 4 * info.MaxSlots * info.Vocab}, {&d.last, 4 * info.MaxSlots},
+		{&d.merged, 4 * maxGraphRows * m.Config.KVHeads}} {
 		if *f.to, err = c.alloc(f.n); err != nil {
 			return nil, err
 		}
@@ -102,10 +107,10 @@ func (d *device) reserve(rows, wanted, entries int) error {
 		n int
 	}{
 		{&d.meta, 4 * len(d.desc.words)},
-		{&d.hidden, 4 * rows * c.Hidden}, {&d.normed, e * max(rows, wanted) * c.Hidden}, {&d.qkv, e * rows * qkv},
+		{&d.hidden, 4 * rows * c.Hidden}, {&d.normed, e * max(rows, wanted, maxThin) * c.Hidden}, {&d.qkv, e * rows * qkv},
 		{&d.mixed, e * rows * c.Heads * c.HeadSize}, {&d.gateUp, e * rows * 2 * c.Intermediate},
 		{&d.gated, e * rows * c.Intermediate}, {&d.partial, 4 * min(rows, maxGraphRows) * c.Heads * maxSplits * (c.HeadSize + 2)},
-		{&d.logits, 4 * wanted * c.Vocab}, {&d.work, 4 * entries * c.Vocab}, {&d.results, resultsHead + 4*wanted},
+		{&d.logits, 4 * wanted * c.Vocab}, {&d.work, 4 * entries * c.Vocab}, {&d.squares, 4 * maxThin * c.Hidden / 16}, {&d.peaks, 8 * peakSlices * wanted}, {&d.results, resultsHead + 4*wanted},
 		{&d.logprobs, logprobSize * wanted},
 	}
 	grows := false
@@ -140,7 +145,7 @@ func (d *device) dropGraphs() {
 func (d *device) close() error {
 	d.dropGraphs()
 	for _, b := range []*buffer{
-		&d.meta, &d.hidden, &d.normed, &d.qkv, &d.mixed, &d.gateUp, &d.gated, &d.partial, &d.logits, &d.work, &d.results, &d.logprobs,
+		&d.meta, &d.hidden, &d.normed, &d.qkv, &d.mixed, &d.gateUp, &d.gated, &d.partial, &d.logits, &d.work, &d.squares, &d.peaks, &d.results, &d.logprobs,
 	} {
 		d.keep(d.free(b.at))
 	}
@@ -149,6 +154,9 @@ func (d *device) close() error {
 	}
 	if d.blas != nil {
 		d.keep(d.free(d.blas.workspace))
+		for _, e := range d.blas.times {
+			d.keep(d.do("cuEventDestroy_v2", uintptr(e)))
+		}
 		d.keep(status("cublasLtDestroy", d.blas.call("cublasLtDestroy", d.blas.handle)))
 	}
 	d.keep(d.do("cuModuleUnload", d.kernels.module))

@@ -58,7 +58,8 @@ var driverCalls = []string{
 	"cuStreamCreate", "cuStreamDestroy_v2", "cuStreamSynchronize", "cuStreamBeginCapture_v2", "cuStreamEndCapture",
 	"cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuGraphExecDestroy", "cuGraphDestroy",
 	"cuEventCreate", "cuEventDestroy_v2", "cuEventRecord", "cuEventSynchronize",
-	"cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuLaunchKernelEx",
+	"cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernelEx",
+	"cuEventElapsedTime",
 }
 
 func openDriver() (*driver, error) {
@@ -102,6 +103,7 @@ type context struct {
 	device int32
 	handle uintptr
 	arch   int // compute capability times 10
+	cores  int // multiprocessors
 	name   string
 }
 
@@ -118,20 +120,21 @@ func openContext(gpu int) (*context, error) {
 		return nil, fmt.Errorf("%w: card %d, there are %d", ErrUnavailable, gpu, n)
 	}
 	c := &context{driver: d}
-	var major, minor int32
+	var major, minor, cores int32
 	var name [128]byte
-	const attributeMajor, attributeMinor = 75, 76
+	const attributeMajor, attributeMinor, attributeCores = 75, 76, 16
 	for _, err := range []error{
 		d.do("cuDeviceGet", uintptr(unsafe.Pointer(&c.device)), uintptr(gpu)),
 		d.do("cuDeviceGetAttribute", uintptr(unsafe.Pointer(&major)), attributeMajor, uintptr(c.device)),
 		d.do("cuDeviceGetAttribute", uintptr(unsafe.Pointer(&minor)), attributeMinor, uintptr(c.device)),
+		d.do("cuDeviceGetAttribute", uintptr(unsafe.Pointer(&cores)), attributeCores, uintptr(c.device)),
 		d.do("cuDeviceGetName", uintptr(unsafe.Pointer(&name[0])), uintptr(len(name)), uintptr(c.device)),
 	} {
 		if err != nil {
 			return nil, err
 		}
 	}
-	c.arch, c.name = int(10*major+minor), cString(&name[0])
+	c.arch, c.cores, c.name = int(10*major+minor), int(cores), cString(&name[0])
 	if c.arch < 80 {
 		return nil, fmt.Errorf("%w: %s has compute capability %d.%d, at least 8.0 is needed", ErrUnavailable, c.name, major, minor)
 	}

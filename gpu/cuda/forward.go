@@ -8,6 +8,7 @@ import "unsafe"
 type pass struct {
 	rows, wanted, entries int
 	untiled, tiles        int
+	graph                 bool // one row an entry, in a graph: KV of earlier positions is there before the step
 	splits                int
 	layerDone             func(layer int) error // nil: nobody waits for single layers
 }
@@ -15,6 +16,11 @@ type pass struct {
 // forward queues the stage's layers and, at the end of the model, logits and tokens.
 func (d *device) forward(p pass) {
 	meta := uint64(d.meta.at)
+	if p.graph && p.rows <= maxThin && d.kernels.has.thin {
+		d.thin(p)
+		d.choose(p)
+		return
+	}
 	if d.info.Stage.First == 0 {
 		d.launch("embed", grid{x: p.rows, threads: 256}, meta, uint64(d.weights.embed), uint64(d.last), uint64(d.hidden.at))
 	}
@@ -27,9 +33,18 @@ func (d *device) forward(p pass) {
 		d.norm(p.wanted, d.weights.norm, true)
 		d.product(p.wanted, d.weights.head, product{x: d.normed.at, out: d.logits.at, float: true})
 	}
+	d.choose(p)
+}
+
+// choose samples.
+func (d *device) choose(p pass) {
+	d.overlap = d.arch >= 90
+	defer func() { d.overlap = false }()
 	d.stamp(1)
 	if d.samples() && p.wanted > 0 {
-		d.launch("choose", grid{x: p.entries, threads: 1024}, meta, uint64(d.logits.at), uint64(d.work.at), uint64(d.counts),
+		meta := uint64(d.meta.at)
+		d.launch("peaks", grid{x: p.wanted, y: peakSlices, threads: 256}, meta, uint64(d.logits.at), uint64(d.peaks.at))
+		d.launch("choose", grid{x: p.entries, threads: 1024}, meta, uint64(d.logits.at), uint64(d.peaks.at), uint64(d.work.at), uint64(d.counts),
 			uint64(d.last), uint64(d.results.at)+resultsHead, uint64(d.logprobs.at))
 	}
 	d.stamp(2)
@@ -40,29 +55,37 @@ func (d *device) stamp(i int) {
 }
 
 func (d *device) norm(rows int, weight address, picked bool) {
-	flag := 0
-	if picked {
-		flag = 1
-	}
-	d.launch("rmsNorm", grid{x: rows, threads: 256}, uint64(d.meta.at), uint64(d.hidden.at), uint64(weight), uint64(d.normed.at), number(flag))
+	d.launch("rmsNorm", grid{x: rows, threads: 256}, uint64(d.meta.at), uint64(d.hidden.at), uint64(weight), uint64(d.normed.at), flag(picked))
 }
 
 func (d *device) layer(i int, p pass) {
 	l, c, meta := &d.weights.layers[i], d.config, uint64(d.meta.at)
 	d.norm(p.rows, l.attnNorm, false)
 	d.product(p.rows, l.qkv, product{x: d.normed.at, out: d.qkv.at})
-	const warps = 4
-	d.launch("rope", grid{x: p.rows, y: (c.Heads + 2*c.KVHeads + warps - 1) / warps, threads: 32 * warps}, meta, uint64(d.qkv.at),
-		uint64(l.qkvBias), uint64(l.qNorm), uint64(l.kNorm), uint64(d.weights.turns), uint64(d.kv), number(i))
+	if !d.rotatesLate(p) {
+		d.rope(i, p)
+	}
 	if p.layerDone != nil {
 		d.keep(p.layerDone(i))
 	}
-	d.attention(i, l.window, p)
+	d.attention(i, l.window, p, d.rotatesLate(p))
 	d.product(p.rows, l.o, product{x: d.mixed.at, out: d.hidden.at, float: true, add: true})
 	d.norm(p.rows, l.mlpNorm, false)
 	d.product(p.rows, l.gateUp, product{x: d.normed.at, out: d.gateUp.at})
 	d.launch("gated", grid{x: p.rows, y: (c.Intermediate + 2047) / 2048, threads: 256}, meta, uint64(d.gateUp.at), uint64(d.gated.at))
 	d.product(p.rows, l.down, product{x: d.gated.at, out: d.hidden.at, float: true, add: true})
+}
+
+// rope rotates Q and K and puts K and V into their blocks.
+func (d *device) rope(i int, p pass) {
+	l, c := &d.weights.layers[i], d.config
+	perHead := 32 // threads
+	if d.kernels.has.turned {
+		perHead = c.HeadSize / 16
+	}
+	threads := (c.Heads + 2*c.KVHeads) * perHead
+	d.launch("rope", grid{x: p.rows, y: (threads + 127) / 128, threads: 128}, uint64(d.meta.at), uint64(d.qkv.at),
+		uint64(l.qkvBias), uint64(l.qNorm), uint64(l.kNorm), uint64(d.weights.turns), uint64(d.kv), number(i))
 }
 
 // queriesTogether is GQ of kernels/attention.cu: query heads that share a reading of KV.
@@ -78,19 +101,31 @@ func queriesTogether(group int) int {
 	return 1
 }
 
-func (d *device) attention(i, window int, p pass) {
+// rotatesLate tells whether attention does the work of rope.
+func (d *device) rotatesLate(p pass) bool { return p.graph && d.kernels.has.grouped }
+
+func (d *device) attention(i, window int, p pass, rotate bool) {
 	c, meta := d.config, uint64(d.meta.at)
-	if p.untiled > 0 {
+	if p.untiled > 0 && d.kernels.has.grouped {
+		l := &d.weights.layers[i]
+		d.launch("attendGroup", grid{x: p.rows, y: c.KVHeads, z: p.splits, threads: 128, shared: groupShared}, meta, uint64(d.qkv.at),
+			uint64(d.kv), uint64(d.mixed.at), uint64(d.partial.at), uint64(d.merged), number(i), number(window), flag(p.graph),
+			flag(rotate), uint64(l.qkvBias), uint64(l.qNorm), uint64(l.kNorm), uint64(d.weights.turns))
+	} else if p.untiled > 0 {
 		group := c.Heads / c.KVHeads
 		d.launch("attend", grid{x: p.rows, y: c.KVHeads * group / queriesTogether(group), z: p.splits, threads: 128}, meta,
 			uint64(d.qkv.at), uint64(d.kv), uint64(d.mixed.at), uint64(d.partial.at), number(i), number(window))
 	}
-	if p.untiled > 0 && p.splits > 1 {
+	if p.untiled > 0 && p.splits > 1 && !d.kernels.has.grouped {
 		d.launch("combine", grid{x: p.rows, y: c.Heads, threads: (c.HeadSize + 31) / 32 * 32}, meta, uint64(d.partial.at),
 			uint64(d.mixed.at), number(p.splits))
 	}
 	if p.tiles > 0 {
-		d.launch("prefill", grid{x: c.Heads, y: p.tiles, threads: 256}, meta, uint64(d.qkv.at), uint64(d.kv), uint64(d.mixed.at),
+		g := grid{x: c.Heads, y: p.tiles, threads: 256}
+		if d.kernels.has.hopper {
+			g.threads, g.shared = 128*(consumers(c.HeadSize)+1), hopperShared(c.HeadSize)
+		}
+		d.launch("prefill", g, meta, uint64(d.qkv.at), uint64(d.kv), uint64(d.mixed.at),
 			number(i), number(window))
 	}
 }
@@ -146,8 +181,12 @@ func (d *device) splits(rows, longest int) int {
 	if !d.bf16 || rows > maxGraphRows {
 		return 1 // one order of sums, whatever the batch
 	}
+	blocks, least := 1024, 64 // blocks that fill the card, and tokens that are worth one
+	if d.kernels.has.grouped {
+		blocks, least = 3*d.cores/2, 4*2048/d.config.HeadSize
+	}
 	n := 1
-	for n < maxSplits && rows*d.config.KVHeads*n < 1024 && longest > 64*n {
+	for n < maxSplits && rows*d.config.KVHeads*n < blocks && longest > least*n {
 		n *= 2
 	}
 	return n
@@ -158,6 +197,9 @@ func (d *device) decode(p pass) error {
 	key := graphKey{p.rows, p.splits}
 	g, ok := d.graphs[key]
 	if !ok {
+		if err := d.tune(p.rows); err != nil {
+			return err
+		}
 		var err error
 		g, err = d.capture(func() error {
 			d.forward(p)

@@ -47,7 +47,7 @@ func TestADescriptionPutsRowsTablesAndMasksWhereItsHeaderSays(t *testing.T) {
 	d.describe(&backend.Batch{Entries: []backend.Entry{
 		{Slot: 0, Tokens: make([]int32, 130), Blocks: []int32{3, 4, 5, 6, 7}, Logits: []int{129}},
 		{Slot: 1, KVLen: 40, Blocks: []int32{8, 9, 10}, Logits: []int{0}, Mask: []uint32{1 << 31}},
-	}}, slots, 32, true)
+	}}, slots, 32, 128)
 	w := d.words
 	if w[hRows] != 131 || w[hWanted] != 2 || w[hEntries] != 2 || d.tiles != 2 || d.untiled != 1 || d.longest != 41 || d.decode {
 		t.Fatalf("header %v, %d tiles, %d rows outside, longest %d", w[:hSize], d.tiles, d.untiled, d.longest)

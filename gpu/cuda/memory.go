@@ -134,6 +134,20 @@ func (c *context) newEvent() (event, error) {
 	return event(e), err
 }
 
+// newTimer makes an event that knows its time.
+func (c *context) newTimer() (event, error) {
+	var e uintptr
+	err := c.do("cuEventCreate", uintptr(unsafe.Pointer(&e)), 0)
+	return event(e), err
+}
+
+// between is the time from one event to another in ms; both must have come to pass.
+func (c *context) between(from, to event) (float32, error) {
+	var ms float32
+	err := c.do("cuEventElapsedTime", uintptr(unsafe.Pointer(&ms)), uintptr(from), uintptr(to))
+	return ms, err
+}
+
 func (s *stream) record(e event) error { return s.do("cuEventRecord", uintptr(e), s.handle) }
 
 func (c *context) waitEvent(e event) error { return c.do("cuEventSynchronize", uintptr(e)) }

@@ -21,12 +21,8 @@ const (
 	hSize = 16
 )
 
-// tileRows is how many query tokens a tile of the prefill kernel holds; an entry with fewer than minTiled goes the way
-// of decode.
-const (
-	tileRows = 128
-	minTiled = 16
-)
+// minTiled is the least number of query tokens of an entry that goes into tiles; fewer go the way of decode.
+const minTiled = 16
 
 // description is what the card must know of one step. The launcher owns it and uses it again.
 type description struct {
@@ -40,8 +36,9 @@ type description struct {
 	decode                        bool // each entry has one row, whose logits are wanted
 }
 
-// describe writes the batch down; slots are what the assigned sequences ask for.
-func (d *description) describe(b *backend.Batch, slots []infer.Sampling, blockTokens int, tiled bool) {
+// describe writes the batch down; slots are what the assigned sequences ask for, tileRows the query tokens of a tile of
+// the prefill kernel, 0 if there is none.
+func (d *description) describe(b *backend.Batch, slots []infer.Sampling, blockTokens, tileRows int) {
 	*d = description{words: append(d.words[:0], make([]int32, hSize)...), wantedRows: d.wantedRows[:0], tileWords: d.tileWords[:0], decode: true}
 	tableAt := make([]int32, len(b.Entries))
 	for i := range b.Entries {
@@ -51,7 +48,7 @@ func (d *description) describe(b *backend.Batch, slots []infer.Sampling, blockTo
 	}
 	d.words[hRowsAt] = int32(len(d.words))
 	for i := range b.Entries {
-		d.addRows(&b.Entries[i], tableAt[i], tiled)
+		d.addRows(&b.Entries[i], tableAt[i], tileRows)
 	}
 	d.words[hRows], d.words[hWanted], d.words[hEntries] = int32(d.rows), int32(d.wanted), int32(len(b.Entries))
 	d.words[hWantedAt] = int32(len(d.words))
@@ -67,12 +64,12 @@ func (d *description) describe(b *backend.Batch, slots []infer.Sampling, blockTo
 	}
 }
 
-func (d *description) addRows(e *backend.Entry, table int32, tiled bool) {
+func (d *description) addRows(e *backend.Entry, table int32, tileRows int) {
 	q, wanted, flag := e.Queries(), e.Logits, int32(0)
 	if q != 1 || len(wanted) != 1 {
 		d.decode = false
 	}
-	if tiled && q >= minTiled {
+	if tileRows > 0 && q >= minTiled {
 		flag = 1
 		for at := 0; at < q; at += tileRows {
 			d.tileWords = append(d.tileWords, int32(d.rows+at), int32(min(tileRows, q-at)))

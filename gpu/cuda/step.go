@@ -58,7 +58,7 @@ func (d *device) run(f *flight) error {
 	for _, a := range b.Assign {
 		d.slots[a.Slot] = a.Sampling
 	}
-	d.desc.describe(b, d.slots, d.info.TokensPerBlock, d.tiles())
+	d.desc.describe(b, d.slots, d.info.TokensPerBlock, d.kernels.has.tileRows(d.config.HeadSize))
 	p := d.passOf(f)
 	if err := d.reserve(p.rows, max(p.wanted, 1), p.entries); err != nil {
 		return err
@@ -72,18 +72,13 @@ func (d *device) run(f *flight) error {
 	return d.fetch(f)
 }
 
-// tiles tells whether the tensor cores' attention knows this model.
-func (d *device) tiles() bool {
-	return d.bf16 && (d.config.HeadSize == 64 || d.config.HeadSize == 128)
-}
-
 // passOf is what to launch for the described step.
 func (d *device) passOf(f *flight) pass {
 	s := &d.desc
 	p := pass{rows: s.rows, wanted: s.wanted, entries: len(f.batch.Entries), untiled: s.untiled, tiles: s.tiles}
 	if s.decode && s.rows <= maxGraphRows && d.samples() && d.info.Stage.First == 0 && s.rows > 0 && s.tiles == 0 {
 		n := bucket(s.rows)
-		p.rows, p.wanted, p.entries, p.untiled = n, n, n, n
+		p.rows, p.wanted, p.entries, p.untiled, p.graph = n, n, n, n, true
 	} else {
 		s.decode = false
 	}

@@ -2,6 +2,7 @@
 // macros:
 //   BF16 (0, 1)  element type of weights, activations and KV: bfloat16 or float
 //   HIDDEN, HEADS, KVHEADS, HS, INTER, VOCAB, BLOCK_TOKENS, LAYERS (of the stage), EPS
+//   HOPPER (0, 1)  the card has the asynchronous matrix instructions of sm_90a
 //   MAXTOP       log probabilities that one token may carry
 #define GROUP (HEADS / KVHEADS)
 #define QKV ((HEADS + 2 * KVHEADS) * HS)

@@ -21,14 +21,109 @@ extern "C" __global__ void rmsNorm(const int* meta, const float* stream, const T
   int from = picked ? meta[meta[H_WANTED_AT] + r] : r;
   const float* x = stream + (size_t)from * HIDDEN;
   float sum = 0.f;
+#if BF16 && HIDDEN % 4 == 0
+  const int n = (HIDDEN / 4 + 255) / 256;
+  float4 v[n];
+#pragma unroll
+  for (int j = 0; j < n; j++) {
+    int i = threadIdx.x + 256 * j;
+    v[j] = i < HIDDEN / 4 ? ((const float4*)x)[i] : make_float4(0.f, 0.f, 0.f, 0.f);
+  }
+#pragma unroll
+  for (int j = 0; j < n; j++) sum = fmaf(v[j].x, v[j].x, fmaf(v[j].y, v[j].y, fmaf(v[j].z, v[j].z, fmaf(v[j].w, v[j].w, sum))));
+  float scale = rsqrtf(blockSum(sum, shared) / HIDDEN + (float)(EPS));
+#pragma unroll
+  for (int j = 0; j < n; j++) {
+    int i = threadIdx.x + 256 * j;
+    if (i >= HIDDEN / 4) continue;
+    uint2 w = ((const uint2*)weight)[i];
+    float a = __uint_as_float(w.x << 16), b = __uint_as_float(w.x & 0xffff0000u);
+    float c = __uint_as_float(w.y << 16), d = __uint_as_float(w.y & 0xffff0000u);
+    ((uint2*)(out + (size_t)r * HIDDEN))[i] = make_uint2(pack(v[j].x * scale * a, v[j].y * scale * b), pack(v[j].z * scale * c, v[j].w * scale * d));
+  }
+#else
   for (int i = threadIdx.x; i < HIDDEN; i += blockDim.x) sum = fmaf(x[i], x[i], sum);
   float scale = 1.f / sqrtf(blockSum(sum, shared) / HIDDEN + (float)(EPS));
   for (int i = threadIdx.x; i < HIDDEN; i += blockDim.x)
     out[(size_t)r * HIDDEN + i] = narrow(__fmul_rn(x[i], scale) * widen(weight[i]));
+#endif
 }
 
-// rope finishes the product of Q, K and V, one warp a head: bias, norm of the head, rotation; K and V go into their
-// blocks. bias (QKV), qnorm and knorm (HS) may be null; turns is (position, HS / 2) of (cos, sin).
+// rope finishes the product of Q, K and V: bias, norm of the head, rotation; K and V go into their blocks. bias (QKV),
+// qnorm and knorm (HS) may be null; turns is (position, HS / 2) of (cos, sin).
+#if BF16 && (HS == 32 || HS == 64 || HS == 128 || HS == 256)
+// A thread turns eight pairs; grid (row, pieces of 256 threads).
+#define TURNERS (HS / 16)  // threads of a head
+
+__device__ __forceinline__ void spread(float* out, uint4 v) {
+  const u32* p = &v.x;
+#pragma unroll
+  for (int i = 0; i < 4; i++) { out[2 * i] = __uint_as_float(p[i] << 16); out[2 * i + 1] = __uint_as_float(p[i] & 0xffff0000u); }
+}
+__device__ __forceinline__ uint4 gather(const float* v) {
+  return make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
+}
+
+extern "C" __global__ void rope(const int* meta, T* qkv, const T* bias, const T* qnorm, const T* knorm, const float2* turns,
+                                T* kv, int layer) {
+  BEGIN;
+  int r = blockIdx.x, unit = blockIdx.y * blockDim.x + threadIdx.x, head = unit / TURNERS, e = unit % TURNERS * 8;
+  if (r >= meta[H_ROWS]) return;
+  bool there = head < HEADS + 2 * KVHEADS;
+  if (!there) head = HEADS;
+  const Row* row = rowAt(meta, r);
+  T* x = qkv + (size_t)r * QKV + head * HS + e;
+  float lo[8], hi[8], w[8];
+  spread(lo, *(const uint4*)x);
+  spread(hi, *(const uint4*)(x + HS / 2));
+  if (bias) {
+    spread(w, *(const uint4*)(bias + head * HS + e));
+#pragma unroll
+    for (int i = 0; i < 8; i++) lo[i] += w[i];
+    spread(w, *(const uint4*)(bias + head * HS + e + HS / 2));
+#pragma unroll
+    for (int i = 0; i < 8; i++) hi[i] += w[i];
+  }
+  const T* norm = head < HEADS ? qnorm : head < HEADS + KVHEADS ? knorm : (const T*)0;
+  if (qnorm) {
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum = fmaf(lo[i], lo[i], fmaf(hi[i], hi[i], sum));
+#pragma unroll
+    for (int o = TURNERS / 2; o > 0; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+    float scale = norm ? rsqrtf(sum / HS + (float)(EPS)) : 1.f;
+    if (norm) {
+      spread(w, *(const uint4*)(norm + e));
+#pragma unroll
+      for (int i = 0; i < 8; i++) lo[i] *= scale * w[i];
+      spread(w, *(const uint4*)(norm + e + HS / 2));
+#pragma unroll
+      for (int i = 0; i < 8; i++) hi[i] *= scale * w[i];
+    }
+  }
+  if (!there) return;
+  if (head < HEADS + KVHEADS) {
+    const float4* turn = (const float4*)(turns + (size_t)row->pos * (HS / 2) + e);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float4 t = turn[i];
+      float a = lo[2 * i], b = hi[2 * i], c = lo[2 * i + 1], d = hi[2 * i + 1];
+      lo[2 * i] = __fmul_rn(a, t.x) - __fmul_rn(b, t.y);
+      hi[2 * i] = __fmul_rn(b, t.x) + __fmul_rn(a, t.y);
+      lo[2 * i + 1] = __fmul_rn(c, t.z) - __fmul_rn(d, t.w);
+      hi[2 * i + 1] = __fmul_rn(d, t.z) + __fmul_rn(c, t.w);
+    }
+  }
+  T* to = x;
+  if (head >= HEADS) {
+    int block = meta[row->table + row->pos / BLOCK_TOKENS], v = head >= HEADS + KVHEADS;
+    to = kv + kvAt(block, layer, v, row->pos % BLOCK_TOKENS, (head - HEADS) % KVHEADS) + e;
+  }
+  *(uint4*)to = gather(lo);
+  *(uint4*)(to + HS / 2) = gather(hi);
+}
+#else
+// One warp a head.
 extern "C" __global__ void rope(const int* meta, T* qkv, const T* bias, const T* qnorm, const T* knorm, const float2* turns,
                                 T* kv, int layer) {
   BEGIN;
@@ -71,6 +166,7 @@ extern "C" __global__ void rope(const int* meta, T* qkv, const T* bias, const T*
     to[i + half] = narrow(b);
   }
 }
+#endif
 
 // gated is silu(gate) * up; in is (row, gate then up).
 extern "C" __global__ void gated(const int* meta, const T* in, T* out) {

@@ -1,33 +1,17 @@
 // Attention of many query tokens of one entry on the tensor cores: a tile of 128 query tokens of one head walks over the
 // keys in steps of KT. And the product of one row with a matrix, which is bound by memory alone.
-#if BF16 && (HS == 64 || HS == 128)
+#if BF16 && (HS == 64 || HS == 128) && !HOPPER
 #define KT (4096 / HS)
-#define CHUNKS (HS / 8)  // pieces of 16 bytes of one token
-
-// place is where piece c of token t lies in shared memory: shifted, so that eight tokens meet eight different banks.
-__device__ __forceinline__ u32 place(int t, int c) { return (t * CHUNKS + (c ^ (t & 7))) * 16; }
-
-__device__ __forceinline__ void load4(u32* r, u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-__device__ __forceinline__ void load4t(u32* r, u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-__device__ __forceinline__ void multiply(float* d, const u32* a, u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // fetch begins to copy KT tokens of K and V from position at into shared memory; those from end on are zero.
 __device__ __forceinline__ void fetch(u32 ks, u32 vs, const T* kv, const int* table, int layer, int kvHead, int at, int end) {
   for (int i = threadIdx.x; i < KT * CHUNKS; i += 256) {
     int t = i / CHUNKS, c = i % CHUNKS, p = at + t, n = p < end ? 16 : 0, q = n ? p : 0;
     const T* k = kv + kvAt(table[q / BLOCK_TOKENS], layer, 0, q % BLOCK_TOKENS, kvHead) + c * 8;
     const T* v = k + (size_t)BLOCK_TOKENS * KVHEADS * HS;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ks + place(t, c)), "l"(k), "r"(n));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(vs + place(t, c)), "l"(v), "r"(n));
+    copy16(ks + place(t, c), k, n);
+    copy16(vs + place(t, c), v, n);
   }
-  asm volatile("cp.async.commit_group;");
+  commit();
 }
 
 // prefill: grid (head, tile), 256 threads. A tile is (first row, rows).
@@ -40,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(256) prefill(const int* meta, const
   const int *table = meta + row->table, pos0 = row->pos, end = pos0 + rows;
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   int lowest = window > 0 ? max(pos0 - window + 1, 0) / KT * KT : 0;
-  u32 kAt = (u32)__cvta_generic_to_shared(ks), vAt = (u32)__cvta_generic_to_shared(vs);
+  u32 kAt = sharedAt(ks), vAt = sharedAt(vs);
   int r0 = warp * 16 + g, r1 = r0 + 8;
   u32 q[HS / 16][4];
 #pragma unroll
@@ -55,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(256) prefill(const int* meta, const
   float o[HS / 8][4] = {}, m0 = -INF, m1 = -INF, l0 = 0.f, l1 = 0.f;
   fetch(kAt, vAt, kv, table, layer, kvHead, lowest, end);
   for (int at = lowest, stage = 0; at < end; at += KT, stage ^= 1) {
-    asm volatile("cp.async.wait_group 0;");
+    arrived<0>();
     __syncthreads();
     if (at + KT < end) fetch(kAt + (stage ^ 1) * KT * HS * 2, vAt + (stage ^ 1) * KT * HS * 2, kv, table, layer, kvHead, at + KT, end);
     if (at > pos0 + warp * 16 + 15) continue;  // wholly in the future of this warp
@@ -134,8 +118,6 @@ extern "C" __global__ void __launch_bounds__(256) prefill(const int* meta, const
     if (r1 < rows) *(u32*)(to + (size_t)r1 * HEADS * HS + n * 8) = pack(o[n][2] * i1, o[n][3] * i1);
   }
 }
-#else
-extern "C" __global__ void prefill(const int* meta, const T* qkv, const T* kv, T* out, int layer, int window) {}
 #endif
 
 // vector is out = x w^T (+ out) for one row x, k a multiple of 8: a warp makes two results at a time. kind: 1 adds, 2

@@ -32,7 +32,7 @@ __device__ u64 best(u64 v) {
   if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
   __syncthreads();
   if (threadIdx.x < 32) {
-    v = shared[threadIdx.x];
+    v = threadIdx.x < blockDim.x >> 5 ? shared[threadIdx.x] : 0;
     for (int o = 16; o > 0; o >>= 1) {
       u64 w = __shfl_xor_sync(~0u, v, o);
       v = w > v ? w : v;
@@ -212,9 +212,24 @@ __device__ void report(const float* logits, const Entry* e, int token, int* lps)
   }
 }
 
+// peaks finds the most likely token of each slice of a row of logits: grid (wanted row, slice), so that the whole card
+// reads what one block would take long for.
+#define SLICES 32
+extern "C" __global__ void __launch_bounds__(256) peaks(const int* meta, const float* logits, u64* out) {
+  BEGIN;
+  if (blockIdx.x >= meta[H_WANTED]) return;
+  const float* row = logits + (size_t)blockIdx.x * VOCAB;
+  const int share = (VOCAB + SLICES - 1) / SLICES;
+  int end = min(VOCAB, (int)(blockIdx.y + 1) * share);
+  u64 v = 0;
+  for (int i = blockIdx.y * share + threadIdx.x; i < end; i += 256) v = max(v, candidate(rank(row[i]), i));
+  v = best(v);
+  if (threadIdx.x == 0) out[blockIdx.x * SLICES + blockIdx.y] = v;
+}
+
 // choose samples each wanted position of one entry in turn. tokens and lps are by wanted row; a token -1 says that none
 // may be chosen, and the positions behind it are -1 too. last is by slot, counts (slot, VOCAB), work (entry, VOCAB).
-extern "C" __global__ void __launch_bounds__(SAMPLERS) choose(const int* meta, const float* logits, float* works, int* counts, int* last, int* tokens, int* lps) {
+extern "C" __global__ void __launch_bounds__(SAMPLERS) choose(const int* meta, const float* logits, const u64* peaks, float* works, int* counts, int* last, int* tokens, int* lps) {
   BEGIN;
   if (blockIdx.x >= meta[H_ENTRIES]) return;
   const Entry* e = (const Entry*)(meta + meta[H_ENTRIES_AT]) + blockIdx.x;
@@ -228,7 +243,9 @@ extern "C" __global__ void __launch_bounds__(SAMPLERS) choose(const int* meta, c
       adjust(meta, e, raw, work, count);
       row = work;
     }
-    u64 first = failed ? 0 : below(row, ~0ull);
+    u64 first = 0;
+    if (!failed && row == raw) first = best(threadIdx.x < SLICES ? peaks[w * SLICES + threadIdx.x] : 0);
+    if (!failed && row != raw) first = below(row, ~0ull);
     failed = first == 0;
     int token = failed ? -1 : idOf(first);
     if (!failed && e->temperature > 0.f && e->topK != 1)

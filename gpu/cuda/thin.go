@@ -1,0 +1,58 @@
+//go:build cuda
+
+package cuda
+
+// maxThin is up to how many rows a decode step runs by the fused products of kernels/thin.cu.
+const maxThin = 16
+
+// thin queues the stage's layers and the head for a decode step of few rows: five kernels a layer. The stream, its copy
+// times the norm's weight, and the sums of its squares go from product to product.
+func (d *device) thin(p pass) {
+	meta, layers := uint64(d.meta.at), d.weights.layers
+	d.launch("embedThin", grid{x: p.rows, threads: 128}, meta, uint64(d.weights.embed), uint64(d.last), uint64(layers[0].attnNorm),
+		uint64(d.hidden.at), uint64(d.normed.at), uint64(d.squares.at))
+	d.overlap = d.arch >= 90
+	defer func() { d.overlap = false }()
+	for i := range layers {
+		l := &layers[i]
+		late := l.qNorm != 0 && d.rotatesLate(p)
+		switch {
+		case l.qNorm != 0:
+			d.thinProduct("thinPlain", p, l.qkv, fused{x: d.normed.at, out: d.qkv.at, squares: d.squares.at})
+			if !late {
+				d.rope(i, p)
+			}
+		default:
+			d.thinProduct("thinRotate", p, l.qkv, fused{x: d.normed.at, a: l.qkvBias, b: d.kv, out: d.qkv.at, squares: d.squares.at, layer: i})
+		}
+		d.attention(i, l.window, p, late)
+		next := d.weights.norm
+		if i+1 < len(layers) {
+			next = layers[i+1].attnNorm
+		}
+		d.thinProduct("thinAdd", p, l.o, fused{x: d.mixed.at, a: l.mlpNorm, b: d.normed.at, out: d.hidden.at, squares: d.squares.at})
+		d.thinProduct("thinGate", p, l.gateUp, fused{x: d.normed.at, out: d.gated.at, squares: d.squares.at})
+		d.thinProduct("thinAdd", p, l.down, fused{x: d.gated.at, a: next, b: d.normed.at, out: d.hidden.at, squares: d.squares.at})
+	}
+	const float = 1
+	d.thinProduct("thinPlain", p, d.weights.head, fused{x: d.normed.at, out: d.logits.at, squares: d.squares.at, layer: float})
+}
+
+// fused are the arguments of a fused product, by the names of kernels/thin.cu.
+type fused struct {
+	x, a, b, out, squares address
+	layer                 int
+}
+
+func (d *device) thinProduct(kind string, p pass, w matrix, f fused) {
+	name := kind + "16"
+	if p.rows <= 8 {
+		name = kind + "8"
+	}
+	blocks := (w.n + 15) / 16
+	if blocks > 2*d.cores {
+		blocks = d.cores // each goes on to its next outputs, and leaves room for the blocks of the kernel behind
+	}
+	d.launch(name, grid{x: blocks, threads: 256, shared: thinShared}, uint64(d.meta.at), uint64(f.x), uint64(w.at), number(w.n), number(w.k),
+		number(p.rows), uint64(f.squares), uint64(f.a), uint64(f.b), uint64(f.out), uint64(d.weights.turns), number(f.layer))
+}
