@@ -2,13 +2,13 @@ package engine
 
 import (
 	"runtime"
-	"slices"
 	"testing"
 
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/sched"
 	"meridian.internal/gpu/sim"
 	"meridian.internal/shared/infer"
+	"meridian.internal/shared/phase"
 )
 
 // batchOf makes a step of n decoding sequences that keep their steps.
@@ -60,7 +60,7 @@ func BenchmarkAccounting(b *testing.B) {
 }
 
 // TestStepRecordsAreSmall keeps 4,000 steps of 512 requests that run at the same time; once they take their turns, so that
-// no two steps of a request follow each other.
+// no two steps of a request follow each other. All else that the heap grows by is none.
 func TestStepRecordsAreSmall(t *testing.T) {
 	const requests, steps, limit = 512, 4000, 256 << 10
 	for _, turns := range []bool{false, true} {
@@ -68,9 +68,9 @@ func TestStepRecordsAreSmall(t *testing.T) {
 		before := heap()
 		var b batchLog
 		for k := range steps {
-			b.add(batchEntry{iter: int64(k)})
+			b.add(rowAt(int64(k) * 2_000_000))
 			if turns {
-				b.add(batchEntry{iter: int64(k)})
+				b.add(rowAt(int64(k)*2_000_000 + 1_000_000))
 			}
 			for i := range logs {
 				logs[i].max = 8192
@@ -78,13 +78,23 @@ func TestStepRecordsAreSmall(t *testing.T) {
 			}
 		}
 		each := (heap() - before) / requests
-		if each > limit {
-			t.Errorf("turns %v: %d bytes a request, want at most %d", turns, each, limit)
+		logs[0].close()
+		wire := 0
+		for _, m := range phase.AppendSteps(&phase.Record{}, logs[0].records()) {
+			wire += len(m)
+		}
+		if each > limit || wire > limit {
+			t.Errorf("turns %v: %d bytes a request in memory, %d sent, want at most %d", turns, each, wire, limit)
 		} else {
-			t.Logf("turns %v: %d bytes a request of %d steps", turns, each, steps)
+			t.Logf("turns %v: %d bytes a request of %d steps in memory, %d sent", turns, each, steps, wire)
 		}
 		runtime.KeepAlive(logs)
 	}
+}
+
+// rowAt is a row with the times of a step that begins at a time.
+func rowAt(at int64) infer.StepRow {
+	return infer.StepRow{Iter: at / 1e6, ForwardStartNS: at + 11, ForwardEndNS: at + 1_912_345 + at%977, SampleEndNS: at + 1_987_654 + at%983, TokenNS: at + 2_010_101 + at%991, BatchSize: 256}
 }
 
 func heap() uint64 {
@@ -97,30 +107,36 @@ func heap() uint64 {
 func TestStepRecordsKeepWhatTheyAreGiven(t *testing.T) {
 	type row struct{ step, kv, tokens int }
 	var given []row
-	var iters []int64
+	var batches []infer.StepRow
 	var b batchLog
-	l := stepLog{max: 3*pageEntries + 5}
-	for i := range 4 * pageEntries {
-		b.add(batchEntry{int64(i), backend.Stamps{ForwardStartNS: int64(i) + 1, ForwardEndNS: int64(i) + 2, SampleEndNS: int64(i) + 3}, int64(i) + 4, int64(i) + 5})
+	l := stepLog{max: 3*pageRows + 5}
+	for i := range 4*pageRows + 7 {
+		r := infer.StepRow{Iter: int64(i), ForwardStartNS: int64(i) + 1, ForwardEndNS: int64(i) + 2, SampleEndNS: int64(i) + 3, TokenNS: int64(i) + 4, BatchSize: int64(i) + 5}
+		b.add(r)
 		if i%97 == 13 || i < 20 && i%2 == 0 { // not in this batch
 			continue
 		}
-		r := row{len(given), 50 + len(given), 1}
+		own := row{len(given), 50 + len(given), 1}
 		if i%200 == 150 { // computed anew after a preemption
-			r.kv, r.tokens = 10, 40
+			own.kv, own.tokens = 10, 40
 		}
-		l.add(&b, r.step, r.kv, r.tokens)
-		given, iters = append(given, r), append(iters, int64(i))
+		l.add(&b, own.step, own.kv, own.tokens)
+		given, batches = append(given, own), append(batches, r)
 	}
-	c := l.columns()
-	if len(c.Step) != l.max || int(c.Truncated) != len(given)-l.max {
-		t.Fatalf("%d steps, %d truncated of %d", len(c.Step), c.Truncated, len(given))
+	l.close()
+	packed := l.records()
+	b.add(infer.StepRow{Iter: 999}) // the engine goes on
+	c, err := packed.Decode()
+	if err != nil || len(c.Step) != l.max || packed.N != l.max || int(c.Truncated) != len(given)-l.max {
+		t.Fatalf("%d steps, %d truncated of %d: %v", len(c.Step), c.Truncated, len(given), err)
 	}
 	for i := range l.max {
-		at := iters[i]
-		got := []int64{c.Iter[i], c.ForwardStartNS[i], c.ForwardEndNS[i], c.SampleEndNS[i], c.TokenNS[i], int64(c.BatchSize[i])}
-		if !slices.Equal(got, []int64{at, at + 1, at + 2, at + 3, at + 4, at + 5}) || (row{int(c.Step[i]), int(c.KVTokens[i]), int(c.Tokens[i])}) != given[i] {
-			t.Fatalf("step %d: %v, want that of %d, %+v", i, got, at, given[i])
+		got := infer.StepRow{
+			Iter: c.Iter[i], ForwardStartNS: c.ForwardStartNS[i], ForwardEndNS: c.ForwardEndNS[i], SampleEndNS: c.SampleEndNS[i],
+			TokenNS: c.TokenNS[i], BatchSize: int64(c.BatchSize[i]),
+		}
+		if got != batches[i] || (row{int(c.Step[i]), int(c.KVTokens[i]), int(c.Tokens[i])}) != given[i] {
+			t.Fatalf("step %d: %+v, want %+v, %+v", i, got, batches[i], given[i])
 		}
 	}
 }
@@ -157,18 +173,19 @@ func TestOffCostsNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkColumns is what a decode step of one request costs once more when the request ends.
-func BenchmarkColumns(b *testing.B) {
+// BenchmarkStepsSent is what a decode step of one request costs once more when the request ends.
+func BenchmarkStepsSent(b *testing.B) {
 	const steps = 400
 	var log batchLog
 	l := stepLog{max: steps}
 	for k := range steps {
-		log.add(batchEntry{iter: int64(k)})
+		log.add(rowAt(int64(k) * 2_000_000))
 		l.add(&log, k, k, 1)
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		l.columns()
+		l.close()
+		phase.AppendSteps(&phase.Record{}, l.records())
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/steps, "ns/step")
 }

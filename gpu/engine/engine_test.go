@@ -154,7 +154,7 @@ func TestCompanyAndPreemptionChangeNoText(t *testing.T) {
 				}
 				rep := res.done.Report
 				preemptions += rep.Preemptions
-				again := slices.IndexFunc(rep.Steps.Tokens, func(n int32) bool { return n > 1 }) // what was lost is computed anew
+				again := slices.IndexFunc(decoded(t, rep).Tokens, func(n int32) bool { return n > 1 }) // what was lost is computed anew
 				if rep.Preemptions > 0 && (rep.PreemptedNS <= 0 || (len(rep.Chunks) < 2 && again < 0)) {
 					t.Errorf("request %d was preempted for %d ns, in %d chunks", i, rep.PreemptedNS, len(rep.Chunks))
 				}

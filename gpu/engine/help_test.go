@@ -198,3 +198,12 @@ func sameText(t *testing.T, what string, got, want []int32) {
 		t.Errorf("%s: text %v, want %v", what, got, want)
 	}
 }
+
+func decoded(t *testing.T, rep infer.Report) *infer.Steps {
+	t.Helper()
+	s, err := rep.Steps.Decode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}

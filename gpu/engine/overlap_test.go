@@ -161,7 +161,7 @@ func TestReportSaysWhatASequenceCost(t *testing.T) {
 		if rep.LastIter-rep.FirstIter != 9 || len(rep.Chunks) != 1 || rep.Chunks[0].Tokens != 2 || rep.Chunks[0].KVTokens != 16 {
 			t.Errorf("iterations %d to %d, chunks %+v", rep.FirstIter, rep.LastIter, rep.Chunks)
 		}
-		st := rep.Steps
+		st := decoded(t, rep)
 		if len(st.Step) != 5 || len(st.Iter) != 5 || len(st.TokenNS) != 5 || st.Truncated != 4 || st.KVTokens[0] != 18 || st.Step[4] != 4 || st.Iter[1] != st.Iter[0]+1 {
 			t.Errorf("steps %+v", st)
 		}

@@ -72,7 +72,10 @@ func (s *Sequence) record(it sched.Item, f *flight, now int64) {
 	if s.steps != nil {
 		if !f.logged {
 			f.logged = true
-			s.e.log.add(batchEntry{iter: f.batch.Iter, st: *st, token: now, size: int64(len(f.items))})
+			s.e.log.add(infer.StepRow{
+				Iter: f.batch.Iter, ForwardStartNS: st.ForwardStartNS, ForwardEndNS: st.ForwardEndNS, SampleEndNS: st.SampleEndNS,
+				TokenNS: now, BatchSize: int64(len(f.items)),
+			})
 		}
 		s.steps.add(&s.e.log, s.step, it.KVLen, it.Tokens)
 	}

@@ -163,7 +163,7 @@ func (s *Sequence) Next(ctx context.Context) ([]infer.Token, *infer.Done, error)
 			return nil, nil, io.EOF
 		case done != nil || len(tokens) > 0:
 			if done != nil && s.steps != nil { // here, so that the engine's goroutine need not
-				done.Report.Steps, s.steps = s.steps.columns(), nil
+				done.Report.Steps, s.steps = s.steps.records(), nil
 			}
 			return tokens, done, nil
 		}
@@ -223,6 +223,7 @@ func (e *Engine) end(s *Sequence, done infer.Done, last []infer.Token) {
 	e.sched.Finish(&s.q)
 	s.endReport(now)
 	s.report.EnergyJ = e.settleEnergy(s)
+	s.steps.close()
 	done.Report = s.report
 	if s.export != nil {
 		e.endExport(s.export, done, now)

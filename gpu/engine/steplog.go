@@ -1,127 +1,83 @@
 package engine
 
-import (
-	"meridian.internal/gpu/backend"
-	"meridian.internal/shared/infer"
-)
+import "meridian.internal/shared/infer"
 
-// batchEntry is what all requests of a step have in common, kept once for all of them: 48 bytes.
-type batchEntry struct {
-	iter  int64
-	st    backend.Stamps
-	token int64 // when the host had the tokens
-	size  int64
-}
+// pageRows is how many steps share a page. A request carries the rows of its first and last page that are not its own too:
+// more of them make long requests cheaper and short ones larger.
+const pageRows = 64
 
-// A page of entries takes 8 KiB, a size class of the allocator.
-const pageEntries = (8192 - 8) / 48
+// columnBytes is what a column of a page takes, mostly.
+const columnBytes = 4*pageRows + 16
 
-// batchPage links forward only: a page is freed when the last request that began on it, or before it, has ended.
-type batchPage struct {
-	entries [pageEntries]batchEntry
-	next    *batchPage
-}
-
-// batchLog is the engine's log of steps, for the requests that keep theirs.
-type batchLog struct {
-	page *batchPage
-	n    int   // entries of the page
-	seq  int64 // entries ever
-}
+// batchLog is the engine's log of steps, for the requests that keep theirs. A page is freed when the last request that
+// was in one of its steps has ended.
+type batchLog struct{ page *infer.StepPage }
 
 // add logs a step.
-func (l *batchLog) add(e batchEntry) {
-	if l.page == nil || l.n == pageEntries {
-		fresh := new(batchPage)
-		if l.page != nil {
-			l.page.next = fresh
+func (l *batchLog) add(r infer.StepRow) {
+	if l.page == nil || l.page.Rows == pageRows {
+		l.page = new(infer.StepPage)
+		room := make([]byte, infer.StepColumns*columnBytes)
+		for i := range l.page.Columns {
+			l.page.Columns[i] = room[i*columnBytes : i*columnBytes : (i+1)*columnBytes]
 		}
-		l.page, l.n = fresh, 0
 	}
-	l.page.entries[l.n] = e
-	l.n++
-	l.seq++
+	l.page.Append(r)
 }
 
-// run is a range of logged steps that held a request: each took the token after the one before it.
-type run struct {
-	page     *batchPage
-	at       int32 // of the first, in the page
-	n        int32
-	seq      int64 // of the last
-	step, kv int32 // of the first
-	tokens   int32 // of each
-}
-
-// stepLog is the decode steps of one request.
+// stepLog is the decode steps of one request: 20 bytes for each run of steps of which each took the token after the one
+// before it, and 16 a page.
 type stepLog struct {
-	runs      []run
+	pages     []pageRuns
+	runs      []infer.StepRun
 	n, max    int
 	truncated int64
-	kept      *infer.Steps // the first max of them, once there were more
+	tail      infer.StepPage // the last page as it was when the request ended: it may grow on
+}
+
+// pageRuns is a page and its first run.
+type pageRuns struct {
+	page  *infer.StepPage
+	first int
 }
 
 // add takes in the newest step of the log.
 func (l *stepLog) add(b *batchLog, step, kv, tokens int) {
 	if l.n >= l.max {
-		if l.kept == nil { // do not hold the log of all that is to come
-			l.kept, l.runs = l.columns(), nil
-		}
 		l.truncated++
 		return
 	}
 	l.n++
-	if k := len(l.runs) - 1; k >= 0 {
-		r := &l.runs[k]
-		if tokens == 1 && r.tokens == 1 && r.seq+1 == b.seq && int(r.kv+r.n) == kv && int(r.step+r.n) == step {
-			r.n++
-			r.seq = b.seq
-			return
-		}
+	at := int32(b.page.Rows - 1)
+	if k := len(l.pages) - 1; k < 0 || l.pages[k].page != b.page {
+		l.pages = append(l.pages, pageRuns{b.page, len(l.runs)})
+	} else if r := &l.runs[len(l.runs)-1]; tokens == 1 && r.Tokens == 1 && r.From+r.N == at && int(r.KVTokens+r.N) == kv && int(r.Step+r.N) == step {
+		r.N++
+		return
 	}
-	l.runs = append(l.runs, run{page: b.page, at: int32(b.n - 1), n: 1, seq: b.seq, step: int32(step), kv: int32(kv), tokens: int32(tokens)})
+	l.runs = append(l.runs, infer.StepRun{From: at, N: 1, Step: int32(step), KVTokens: int32(kv), Tokens: int32(tokens)})
 }
 
-// columns gives the steps as records carry them.
-func (l *stepLog) columns() *infer.Steps {
-	if l.kept != nil {
-		l.kept.Truncated = l.truncated
-		return l.kept
+// close takes note, on the engine's goroutine, of how far the last page has come.
+func (l *stepLog) close() {
+	if l != nil && len(l.pages) > 0 {
+		l.tail = *l.pages[len(l.pages)-1].page
 	}
-	c := newColumns(l.n)
-	i := 0
-	for _, r := range l.runs {
-		page, at := r.page, int(r.at)
-		for k := range r.n {
-			if at == pageEntries {
-				page, at = page.next, 0
-			}
-			e := &page.entries[at]
-			c.Step[i], c.Iter[i], c.TokenNS[i] = r.step+k, e.iter, e.token
-			c.ForwardStartNS[i], c.ForwardEndNS[i], c.SampleEndNS[i] = e.st.ForwardStartNS, e.st.ForwardEndNS, e.st.SampleEndNS
-			c.KVTokens[i], c.BatchSize[i], c.Tokens[i] = r.kv+k, int32(e.size), r.tokens
-			i++
-			at++
-		}
-	}
-	return c
 }
 
-// newColumns makes columns of n steps in two allocations.
-func newColumns(n int) *infer.Steps {
-	wide, narrow := make([]int64, 5*n), make([]int32, 4*n)
-	next64 := func() []int64 {
-		c := wide[:n:n]
-		wide = wide[n:]
-		return c
+// records gives the steps of a closed log.
+func (l *stepLog) records() *infer.StepRecords {
+	r := &infer.StepRecords{N: l.n, Truncated: l.truncated, Pages: make([]infer.StepPage, len(l.pages))}
+	end := len(l.runs)
+	for i := len(l.pages) - 1; i >= 0; i-- {
+		p := &r.Pages[i]
+		if i == len(l.pages)-1 {
+			*p = l.tail
+		} else {
+			*p = *l.pages[i].page
+		}
+		p.Runs = l.runs[l.pages[i].first:end]
+		end = l.pages[i].first
 	}
-	next32 := func() []int32 {
-		c := narrow[:n:n]
-		narrow = narrow[n:]
-		return c
-	}
-	return &infer.Steps{
-		Step: next32(), Iter: next64(), ForwardStartNS: next64(), ForwardEndNS: next64(), SampleEndNS: next64(), TokenNS: next64(),
-		KVTokens: next32(), BatchSize: next32(), Tokens: next32(),
-	}
+	return r
 }

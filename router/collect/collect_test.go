@@ -295,8 +295,10 @@ func TestStepsJoinTheirRecord(t *testing.T) {
 		t.Run(k.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				gen := rec(phase.Gen, "a")
-				one := []int64{1}
-				steps := &infer.Steps{Step: []int32{1}, Iter: one, ForwardStartNS: one, ForwardEndNS: one, SampleEndNS: one, TokenNS: one, KVTokens: []int32{7}, BatchSize: []int32{2}}
+				var page infer.StepPage
+				page.Append(infer.StepRow{Iter: 1, ForwardStartNS: 1, ForwardEndNS: 1, SampleEndNS: 1, TokenNS: 1, BatchSize: 2})
+				page.Runs = []infer.StepRun{{N: 1, Step: 1, KVTokens: 7, Tokens: 1}}
+				steps := &infer.StepRecords{N: 1, Pages: []infer.StepPage{page}}
 				msgs := phase.AppendSteps(gen, steps)
 				gen.StepMessages = len(msgs)
 				h, s, err := phase.ParseSteps(msgs[0])

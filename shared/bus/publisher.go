@@ -141,7 +141,7 @@ func (p *Publisher) start() {
 func (p *Publisher) Publish(rec *phase.Record) error { return p.PublishWithSteps(rec, nil) }
 
 // PublishWithSteps takes rec and its step columns, which travel as messages of their own; it sets rec.StepMessages.
-func (p *Publisher) PublishWithSteps(rec *phase.Record, steps *infer.Steps) error {
+func (p *Publisher) PublishWithSteps(rec *phase.Record, steps *infer.StepRecords) error {
 	parts := phase.AppendSteps(rec, steps)
 	rec.StepMessages = len(parts)
 	subject := PhaseSubject(rec.Router, rec.Role, rec.Node)

@@ -115,9 +115,9 @@ type Report struct {
 	CachedTokens     int // prompt tokens whose KV was reused here, not computed
 	OutputTokens     int // sampled here, Request.Output not counted
 	KV               KVCounts
-	EnergyJ          *float64 // share of the device's energy, by tokens; nil: it cannot be measured
-	Chunks           []Chunk  // prefill chunks, in order; always collected
-	Steps            *Steps   // nil unless ReturnPerfMetrics
+	EnergyJ          *float64     // share of the device's energy, by tokens; nil: it cannot be measured
+	Chunks           []Chunk      // prefill chunks, in order; always collected
+	Steps            *StepRecords // nil unless ReturnPerfMetrics
 }
 
 // KVCounts counts KV blocks of one request.
@@ -138,21 +138,6 @@ type Chunk struct {
 	ForwardStartNS int64 `json:"forward_start_ns"`
 	ForwardEndNS   int64 `json:"forward_end_ns"`
 	SampleEndNS    int64 `json:"sample_end_ns"`
-}
-
-// Steps are the decode steps of a request as columns of equal length. Step i is the request's own step number
-// Step[i]; Iter[i] is the engine's iteration that ran it.
-type Steps struct {
-	Step           []int32
-	Iter           []int64
-	ForwardStartNS []int64
-	ForwardEndNS   []int64
-	SampleEndNS    []int64
-	TokenNS        []int64 // one per batch: when the host had the tokens
-	KVTokens       []int32
-	BatchSize      []int32
-	Tokens         []int32 // query tokens; empty: one each. More than one where a preempted request is recomputed
-	Truncated      int64   // steps beyond the cap, not kept
 }
 
 // Span is a part of a request's KV: layers [LayerFrom, LayerTo) of tokens [TokenFrom, TokenTo).

@@ -191,34 +191,43 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-func someSteps(n int) *infer.Steps {
-	s := new(infer.Steps)
-	for i := range n {
-		t := int64(123456789012345 + 2000000*i)
-		s.Step = append(s.Step, int32(i))
-		s.Iter = append(s.Iter, int64(900+i))
-		s.ForwardStartNS = append(s.ForwardStartNS, t)
-		s.ForwardEndNS = append(s.ForwardEndNS, t+int64(i%7)*1000)
-		s.SampleEndNS = append(s.SampleEndNS, t-5)
-		s.TokenNS = append(s.TokenNS, -t)
-		s.KVTokens = append(s.KVTokens, int32(700+i))
-		s.BatchSize = append(s.BatchSize, int32(1+i%3))
+// someSteps makes records of n steps with different values in every field: pages of 64 rows, in runs of 9 with a row of
+// another request between them, and steps that compute five tokens anew.
+func someSteps(n int) (*infer.StepRecords, *infer.Steps) {
+	rec, s := &infer.StepRecords{N: n, Truncated: 3}, &infer.Steps{Truncated: 3}
+	var p infer.StepPage
+	for i, k := 0, 0; k < n; i++ {
+		at := int64(123456789012345 + 2000000*i)
+		row := infer.StepRow{Iter: int64(900 + i), ForwardStartNS: at, ForwardEndNS: at + int64(i%7)*1000, SampleEndNS: at - 5, TokenNS: -at, BatchSize: int64(1 + i%3)}
+		p.Append(row)
+		if i%10 != 4 {
+			s.Step, s.KVTokens, s.Tokens = append(s.Step, int32(k)), append(s.KVTokens, int32(700+k)), append(s.Tokens, 1+4*int32(i%10/9))
+			s.Iter, s.TokenNS, s.BatchSize = append(s.Iter, row.Iter), append(s.TokenNS, row.TokenNS), append(s.BatchSize, int32(row.BatchSize))
+			s.ForwardStartNS, s.ForwardEndNS, s.SampleEndNS = append(s.ForwardStartNS, row.ForwardStartNS), append(s.ForwardEndNS, row.ForwardEndNS), append(s.SampleEndNS, row.SampleEndNS)
+			run := infer.StepRun{From: int32(p.Rows - 1), N: 1, Step: int32(k), KVTokens: int32(700 + k), Tokens: s.Tokens[k]}
+			if j := len(p.Runs) - 1; j >= 0 && p.Runs[j].From+p.Runs[j].N == run.From && p.Runs[j].Tokens == run.Tokens {
+				p.Runs[j].N++
+			} else {
+				p.Runs = append(p.Runs, run)
+			}
+			k++
+		}
+		if p.Rows == 64 || k == n {
+			rec.Pages, p = append(rec.Pages, p), infer.StepPage{}
+		}
 	}
-	return s
+	return rec, s
 }
 
-func TestStepColumnsSurviveARoundTripInPartsThatFit(t *testing.T) {
+func TestStepsSurviveARoundTripInPartsThatFit(t *testing.T) {
 	rec := typical()
-	for _, n := range []int{1, 2, stepRows, stepRows + 1, 10000} {
-		want := someSteps(n)
-		want.Truncated = 3
-		if n%2 == 0 { // optional
-			for i := range n {
-				want.Tokens = append(want.Tokens, int32(1+i%5))
-			}
-		}
+	for _, n := range []int{1, 2, 64, 65, 10000, 40000} {
+		packed, want := someSteps(n)
 		got := new(infer.Steps)
-		parts := AppendSteps(rec, want)
+		parts := AppendSteps(rec, packed)
+		if (len(parts) > 1) != (n >= 10000) {
+			t.Errorf("%d steps: %d messages", n, len(parts))
+		}
 		for i, p := range parts {
 			h, s, err := ParseSteps(p)
 			if err != nil || len(p) > MaxStepMessage {
@@ -242,13 +251,14 @@ func TestStepColumnsSurviveARoundTripInPartsThatFit(t *testing.T) {
 			t.Errorf("%d steps differ after the round trip", n)
 		}
 	}
-	if AppendSteps(rec, nil) != nil || AppendSteps(rec, &infer.Steps{}) != nil {
+	if AppendSteps(rec, nil) != nil || AppendSteps(rec, &infer.StepRecords{}) != nil {
 		t.Error("no steps make a message")
 	}
 }
 
 func FuzzParseSteps(f *testing.F) {
-	f.Add(AppendSteps(typical(), someSteps(3))[0])
+	some, _ := someSteps(3)
+	f.Add(AppendSteps(typical(), some)[0])
 	f.Add([]byte(stepMagic + "\xff\xff\xff\xff\x0f"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if _, _, err := ParseSteps(b); err != nil && !errors.Is(err, ErrBadSteps) && !errors.Is(err, ErrSchema) {
@@ -290,7 +300,8 @@ func BenchmarkParse(b *testing.B) {
 
 func BenchmarkAppendSteps(b *testing.B) {
 	const steps = 400
-	rec, s := typical(), someSteps(steps)
+	rec := typical()
+	s, _ := someSteps(steps)
 	b.ReportAllocs()
 	for b.Loop() {
 		AppendSteps(rec, s)

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
@@ -11,7 +12,7 @@ import (
 )
 
 // StepsSchema is the version of a step message.
-const StepsSchema = "meridian.steps/1"
+const StepsSchema = "meridian.steps/2"
 
 // MaxStepMessage bounds one step message: NATS refuses messages of 1 MiB.
 const MaxStepMessage = 256 << 10
@@ -20,12 +21,9 @@ const MaxStepMessage = 256 << 10
 var ErrBadSteps = errors.New("phase: bad step message")
 
 const (
-	stepMagic   = "MSTP\x01"
-	stepColumns = 9
-	// stepOptional is the first column that may be empty, or missing: older writers have none of these.
-	stepOptional = 8
-	// stepRows is how many rows fit even if each value took the ten bytes of the longest varint.
-	stepRows = (MaxStepMessage - 4096) / (stepColumns * binary.MaxVarintLen64)
+	stepMagic = "MSTP\x02"
+	// headerRoom is more than the header of a message takes.
+	headerRoom = 4096
 )
 
 // StepsHeader says which record step columns belong to and which part they are.
@@ -42,89 +40,78 @@ type StepsHeader struct {
 	Truncated int64 // steps that the node did not keep
 }
 
-// AppendSteps encodes the columns as messages of at most MaxStepMessage bytes; none for no steps. Columns of unequal
-// length are cut to the shortest; an optional one of another length is left empty.
+// AppendSteps encodes the steps as messages of at most MaxStepMessage bytes; none for no steps. A page that is larger than
+// that by itself gets a message of its own.
 //
-//	message = "MSTP" version(1) | uvarint n | n bytes of header (JSON) | 8 columns | optional columns
+//	message = "MSTP" version(2) | uvarint n | n bytes of header (JSON) | page...
+//	page    = uvarint rows | 6 columns | uvarint runs | run...
 //	column  = uvarint n | n bytes of zigzag varints, each the difference from the row before
-func AppendSteps(r *Record, s *infer.Steps) [][]byte {
-	if s == nil {
+//	run     = uvarint from, n, step, kv_tokens, tokens
+func AppendSteps(r *Record, s *infer.StepRecords) [][]byte {
+	if s == nil || s.N == 0 && s.Truncated == 0 {
 		return nil
 	}
-	cols := stepValues(s)
-	rows := cols[0].len()
-	for i := range cols[:stepOptional] {
-		rows = min(rows, cols[i].len())
-	}
-	if rows == 0 && s.Truncated == 0 {
-		return nil
-	}
+	parts := splitPages(s.Pages)
 	h := StepsHeader{
 		Role: r.Role, Node: r.Node, Instance: r.Instance, RequestID: r.RequestID, Sub: r.Sub, Attempt: r.Attempt,
-		Parts: max(1, (rows+stepRows-1)/stepRows), Truncated: s.Truncated,
+		Parts: len(parts), Truncated: s.Truncated,
 	}
-	var out [][]byte
-	for from := 0; h.Part < h.Parts; from += stepRows {
-		to := min(from+stepRows, rows)
-		h.Rows = to - from
-		out = append(out, appendPart(h, &cols, from, to))
+	out := make([][]byte, 0, len(parts))
+	for _, pages := range parts {
+		out = append(out, appendPart(h, pages))
 		h.Part++
 	}
 	return out
 }
 
-// column is one column of steps: of one type or the other.
-type column struct {
-	wide   []int64
-	narrow []int32
-}
-
-func (c *column) len() int { return len(c.wide) + len(c.narrow) }
-
-func stepValues(s *infer.Steps) [stepColumns]column {
-	return [stepColumns]column{
-		{narrow: s.Step}, {wide: s.Iter}, {wide: s.ForwardStartNS}, {wide: s.ForwardEndNS}, {wide: s.SampleEndNS}, {wide: s.TokenNS},
-		{narrow: s.KVTokens}, {narrow: s.BatchSize}, {narrow: s.Tokens},
+// splitPages gives the pages of each message; at least one message.
+func splitPages(pages []infer.StepPage) (parts [][]infer.StepPage) {
+	from, size := 0, headerRoom
+	for i := range pages {
+		n := pageSize(&pages[i])
+		if size+n > MaxStepMessage && i > from {
+			parts = append(parts, pages[from:i])
+			from, size = i, headerRoom
+		}
+		size += n
 	}
+	return append(parts, pages[from:])
 }
 
-func appendPart(h StepsHeader, cols *[stepColumns]column, from, to int) []byte {
-	b := make([]byte, 0, 512+usualRow*(to-from))
-	b = append(b, stepMagic...)
+// pageSize is the most that a page can take.
+func pageSize(p *infer.StepPage) int {
+	n := (2 + infer.StepColumns) * binary.MaxVarintLen64
+	for _, c := range p.Columns {
+		n += len(c)
+	}
+	return n + len(p.Runs)*5*binary.MaxVarintLen32
+}
+
+func appendPart(h StepsHeader, pages []infer.StepPage) []byte {
+	size := headerRoom
+	for i := range pages {
+		size += pageSize(&pages[i])
+		for _, r := range pages[i].Runs {
+			h.Rows += int(r.N)
+		}
+	}
+	b := append(make([]byte, 0, size), stepMagic...)
 	head := appendStepsHeader(h)
 	b = binary.AppendUvarint(b, uint64(len(head)))
 	b = append(b, head...)
-	col := make([]byte, 0, 5*(to-from)+binary.MaxVarintLen64)
-	for i := range cols {
-		col = col[:0]
-		switch c := &cols[i]; {
-		case c.len() < to: // an optional column that was not collected
-		case c.wide != nil:
-			col = appendColumn(col, c.wide[from:to])
-		default:
-			col = appendColumn(col, c.narrow[from:to])
+	for i := range pages {
+		p := &pages[i]
+		b = binary.AppendUvarint(b, uint64(p.Rows))
+		for _, c := range p.Columns {
+			b = binary.AppendUvarint(b, uint64(len(c)))
+			b = append(b, c...)
 		}
-		b = binary.AppendUvarint(b, uint64(len(col)))
-		b = append(b, col...)
-	}
-	return b
-}
-
-// usualRow is how many bytes a row takes, or a little less.
-const usualRow = 24
-
-// appendColumn appends zigzag varints of the differences.
-func appendColumn[T int32 | int64](b []byte, values []T) []byte {
-	last := int64(0)
-	for _, v := range values {
-		d := int64(v) - last
-		last = int64(v)
-		u := uint64(d)<<1 ^ uint64(d>>63)
-		for u >= 0x80 {
-			b = append(b, byte(u)|0x80)
-			u >>= 7
+		b = binary.AppendUvarint(b, uint64(len(p.Runs)))
+		for _, r := range p.Runs {
+			for _, v := range [...]int32{r.From, r.N, r.Step, r.KVTokens, r.Tokens} {
+				b = binary.AppendUvarint(b, uint64(uint32(v)))
+			}
 		}
-		b = append(b, byte(u))
 	}
 	return b
 }
@@ -150,7 +137,7 @@ func appendStepsHeader(h StepsHeader) []byte {
 // ParseSteps reads one step message. Its errors are ErrBadSteps and ErrSchema.
 func ParseSteps(b []byte) (h StepsHeader, s *infer.Steps, err error) {
 	if len(b) < len(stepMagic) || string(b[:len(stepMagic)]) != stepMagic {
-		return h, nil, fmt.Errorf("%w: it does not begin with MSTP and version 1", ErrBadSteps)
+		return h, nil, fmt.Errorf("%w: it does not begin with MSTP and version 2", ErrBadSteps)
 	}
 	head, b, err := cutBytes(b[len(stepMagic):], "header")
 	if err != nil {
@@ -159,30 +146,58 @@ func ParseSteps(b []byte) (h StepsHeader, s *infer.Steps, err error) {
 	if h, err = parseStepsHeader(head); err != nil {
 		return h, nil, err
 	}
-	var cols [stepColumns][]int64
-	for i := range cols {
-		if i >= stepOptional && len(b) == 0 {
-			break
-		}
-		var col []byte
-		if col, b, err = cutBytes(b, "column"); err != nil {
+	s = &infer.Steps{Truncated: h.Truncated}
+	for len(b) > 0 {
+		var p infer.StepPage
+		if p, b, err = cutPage(b); err != nil {
 			return h, nil, err
 		}
-		if i >= stepOptional && len(col) == 0 {
-			continue
-		}
-		if cols[i], err = parseColumn(col, h.Rows); err != nil {
-			return h, nil, err
+		if err := s.AppendPage(&p); err != nil {
+			return h, nil, fmt.Errorf("%w: %w", ErrBadSteps, err)
 		}
 	}
-	s = &infer.Steps{
-		Step: narrow(cols[0]), Iter: cols[1], ForwardStartNS: cols[2], ForwardEndNS: cols[3], SampleEndNS: cols[4], TokenNS: cols[5],
-		KVTokens: narrow(cols[6]), BatchSize: narrow(cols[7]), Truncated: h.Truncated,
-	}
-	if cols[8] != nil {
-		s.Tokens = narrow(cols[8])
+	if len(s.Step) != h.Rows {
+		return h, nil, fmt.Errorf("%w: it holds %d steps, its header says %d", ErrBadSteps, len(s.Step), h.Rows)
 	}
 	return h, s, nil
+}
+
+func cutPage(b []byte) (p infer.StepPage, rest []byte, err error) {
+	rows, b, err := cutNumber(b, "rows of a page")
+	if err != nil {
+		return p, nil, err
+	}
+	p.Rows = int(rows)
+	for i := range p.Columns {
+		if p.Columns[i], b, err = cutBytes(b, "column"); err != nil {
+			return p, nil, err
+		}
+	}
+	runs, b, err := cutNumber(b, "runs of a page")
+	if err != nil {
+		return p, nil, err
+	}
+	if int(runs) > len(b)/5 { // each takes five bytes at least: no allocation by a claim
+		return p, nil, fmt.Errorf("%w: %d runs in %d bytes", ErrBadSteps, runs, len(b))
+	}
+	p.Runs = make([]infer.StepRun, runs)
+	for i := range p.Runs {
+		r := &p.Runs[i]
+		for _, to := range [...]*int32{&r.From, &r.N, &r.Step, &r.KVTokens, &r.Tokens} {
+			if *to, b, err = cutNumber(b, "run"); err != nil {
+				return p, nil, err
+			}
+		}
+	}
+	return p, b, nil
+}
+
+func cutNumber(b []byte, what string) (int32, []byte, error) {
+	v, n := binary.Uvarint(b)
+	if n <= 0 || v > math.MaxInt32 {
+		return 0, nil, fmt.Errorf("%w: %s is no number below 2^31", ErrBadSteps, what)
+	}
+	return int32(v), b[n:], nil
 }
 
 func cutBytes(b []byte, what string) (part, rest []byte, err error) {
@@ -191,35 +206,6 @@ func cutBytes(b []byte, what string) (part, rest []byte, err error) {
 		return nil, nil, fmt.Errorf("%w: %s is cut off", ErrBadSteps, what)
 	}
 	return b[size : size+int(n)], b[size+int(n):], nil
-}
-
-func parseColumn(b []byte, rows int) ([]int64, error) {
-	if rows > len(b) { // each value takes a byte at least: no allocation by a claim
-		return nil, fmt.Errorf("%w: column has %d bytes for %d rows", ErrBadSteps, len(b), rows)
-	}
-	out := make([]int64, rows)
-	last := int64(0)
-	for i := range out {
-		d, n := binary.Varint(b)
-		if n <= 0 {
-			return nil, fmt.Errorf("%w: column ends at row %d of %d", ErrBadSteps, i, rows)
-		}
-		last += d
-		out[i] = last
-		b = b[n:]
-	}
-	if len(b) > 0 {
-		return nil, fmt.Errorf("%w: column has more than %d rows", ErrBadSteps, rows)
-	}
-	return out, nil
-}
-
-func narrow(v []int64) []int32 {
-	out := make([]int32, len(v))
-	for i, x := range v {
-		out[i] = int32(x)
-	}
-	return out
 }
 
 func parseStepsHeader(b []byte) (h StepsHeader, err error) {

@@ -139,7 +139,7 @@ func (d *Daemon) isReady() error {
 }
 
 // Publish stores a record; nil without --nats.
-func (d *Daemon) publisher() func(*phase.Record, *infer.Steps) error {
+func (d *Daemon) publisher() func(*phase.Record, *infer.StepRecords) error {
 	if d.records == nil {
 		return nil
 	}

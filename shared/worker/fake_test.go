@@ -58,7 +58,7 @@ func newFake(t *testing.T) *fake {
 		Name: "gen0", Role: phase.Gen, Tokenizer: tok, Steady: steady, Adjusted: clock.NewAdjusted(steady),
 		Model:      Model{Model: node.Model{Name: "tiny", Hash: "h", ContextLen: 200}, Vocab: tok.VocabSize(), TokenizerJSON: raw},
 		Aggregated: f.run, Generation: f.run, Context: f.run, Logger: slog.New(slog.DiscardHandler),
-		Publish: func(r *phase.Record, _ *infer.Steps) error {
+		Publish: func(r *phase.Record, _ *infer.StepRecords) error {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.records = append(f.records, r)

@@ -43,11 +43,11 @@ type Options struct {
 	Context    Runner
 	Generation Runner
 	Load       func() infer.Load
-	Healthy    func() error                            // nil: healthy
-	Kind       func(err error) string                  // kind of an engine's error (gpu/device), "" for others; nil: all are others
-	Publish    func(*phase.Record, *infer.Steps) error // nil: records are not kept
-	Ledger     *ledger.Ledger                          // nil: none is kept
-	Profiler   Profiler                                // nil: no profile windows
+	Healthy    func() error                                  // nil: healthy
+	Kind       func(err error) string                        // kind of an engine's error (gpu/device), "" for others; nil: all are others
+	Publish    func(*phase.Record, *infer.StepRecords) error // nil: records are not kept
+	Ledger     *ledger.Ledger                                // nil: none is kept
+	Profiler   Profiler                                      // nil: no profile windows
 	// ReturnPerfMetrics keeps the steps of every request, not only of those that ask.
 	ReturnPerfMetrics bool
 	KVAddr            string               // "host:port" of the KV listener; "": none

@@ -80,7 +80,7 @@ func (a *attempt) fillReport(r infer.Report) {
 // settle publishes the record: now, or once what goes on after the answer has ended.
 func (a *attempt) settle() {
 	a.fill()
-	var steps *infer.Steps
+	var steps *infer.StepRecords
 	if a.done != nil {
 		steps = a.done.Report.Steps
 	}
@@ -100,7 +100,7 @@ func (a *attempt) settle() {
 }
 
 // publish hands a record over. Monitoring never fails a request: a lost record is counted by the publisher.
-func (n *Node) publish(rec *phase.Record, steps *infer.Steps, gaps *ledger.Gaps) {
+func (n *Node) publish(rec *phase.Record, steps *infer.StepRecords, gaps *ledger.Gaps) {
 	n.metrics.count(rec)
 	n.o.Ledger.Observe(rec, gaps)
 	if n.o.Publish == nil {
