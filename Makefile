@@ -16,7 +16,7 @@ RACE     := ./shared/... ./clocksync/service/... ./clocksync/track/... ./clocksy
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race lint fmt standalone fuzz bench bench-router bench-openblas clock-truth demo verify e2e images build-cuda test-gpu bench-gpu golden clean
+.PHONY: help build test race lint fmt standalone fuzz bench bench-router bench-openblas clock-truth demo verify e2e images build-cuda test-gpu bench-gpu golden clean bench-accounting
 
 help: ## Say what the targets do
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk 'BEGIN {FS = ":.*## "} {printf "  make %-14s %s\n", $$1, $$2}'
@@ -54,6 +54,14 @@ bench: ## Run the benchmarks
 bench-router: build ## Measure the router against the plainest Go router, ReverseProxy and nginx, with mock workers (4 min)
 	$(GO) build -trimpath -o $(BIN)/ ./e2e/cmd/routerbench
 	MERIDIAN_TEST_BIN=$(CURDIR)/$(BIN) $(BIN)/routerbench run $(ARGS)
+# Part by part, because the difference of two runs of an engine is less than their noise.
+bench-accounting: ## Print what all accounting costs a step of 256 sequences: the parts, their sum, and its ratio to a step of 2 ms
+	@(for p in ./gpu/engine ./gpu/stats ./shared/ledger ./shared/hardware; do \
+	  $(GO) test -run '^$$' -bench '^Benchmark(Accounting|Iterated|Step|Read)$$' -count 5 $(ARGS) $$p || exit 1; done) | awk ' \
+	  /^pkg:/ {sub("meridian.internal/", "", $$2); pkg = $$2} \
+	  /^Benchmark/ {for (i = 2; i <= NF; i++) if ($$i == "ns/step" && (!(pkg in least) || $$(i-1) < least[pkg])) least[pkg] = $$(i-1) + 0} \
+	  END {for (p in least) {printf "%-20s %8.0f ns/step\n", p, least[p]; sum += least[p]; n++} \
+	  printf "%-20s %8.0f ns/step, %.2f %% of a 2 ms step (at most 0.50 %%)\n", "all", sum, sum / 20000; exit n != 4 || sum > 10000}'
 
 bench-openblas: ## Compare the matrix product with OpenBLAS (needs a C compiler and libopenblas-dev; says so when they are absent)
 	gpu/bench/openblas/run.sh

@@ -102,25 +102,28 @@ func (e *Engine) activated(s *Sequence) {
 	e.interval.CachedTokens += s.report.CachedTokens
 }
 
-// item counts an entry of the batch.
-func (c *Batch) item(it *sched.Item, s *Sequence) {
-	c.BatchSize++
-	if it.KVLen < s.target {
-		c.ContextSeqs++
-		c.ContextTokens += it.Tokens
-		c.ContextKVTokens += it.KVLen
-	} else {
-		c.DecodeSeqs++
-		c.DecodeKVTokens += it.KVLen
+// count counts the entries of the batch.
+func (c *Batch) count(items []sched.Item) {
+	decodeKV := 0 // and nothing else is touched for what decodes: that is nearly all
+	for i := range items {
+		if it := &items[i]; it.KVLen >= it.Seq.Data.(*Sequence).target {
+			decodeKV += it.KVLen
+		} else {
+			c.ContextSeqs++
+			c.ContextTokens += it.Tokens
+			c.ContextKVTokens += it.KVLen
+		}
 	}
+	c.BatchSize, c.DecodeSeqs, c.DecodeKVTokens = len(items), len(items)-c.ContextSeqs, decodeKV
 }
 
-// countLeft counts what is left out of the batch of a step.
-func (e *Engine) countLeft(f *flight) {
+// countBatch counts what the batch of a step holds and what is left out of it.
+func (e *Engine) countBatch(f *flight) {
 	if e.cfg.OnIteration == nil {
 		return
 	}
 	c := &f.counts
+	c.count(f.items)
 	for _, q := range e.sched.Waiting() {
 		c.countWaiting(q)
 	}

@@ -29,7 +29,7 @@ func (e *Engine) scheduled(s *Sequence, it sched.Item, now int64) {
 	if r.FirstScheduledNS == 0 {
 		r.FirstScheduledNS, r.FirstIter = now, e.iter
 		if s.req.ReturnPerfMetrics {
-			s.steps = &stepLog{max: e.cfg.MaxStepRecords}
+			s.steps.on, s.steps.max = true, e.cfg.MaxStepRecords
 		}
 	}
 	r.LastIter = e.iter
@@ -60,28 +60,34 @@ func (s *Sequence) countBlocks(q *sched.Seq) {
 // record keeps the sequence's part of a step: a chunk of prefill, or a decode step when these were asked for. It is a chunk
 // if the prompt is computed here and no token was sampled before; computing anew what a preemption lost belongs to the
 // decode step that waits for it.
-func (s *Sequence) record(it sched.Item, f *flight, now int64) {
-	st := &f.step.Stamps
+func (s *Sequence) record(it *sched.Item, f *flight, now int64) {
 	if it.KVLen < s.target && s.report.OutputTokens == 0 && s.req.Kind != infer.GenerationOnly {
+		st := &f.step.Stamps
 		s.report.Chunks = append(s.report.Chunks, infer.Chunk{
 			Iter: f.batch.Iter, Tokens: it.Tokens, KVTokens: it.KVLen, BatchSize: len(f.items),
 			ForwardStartNS: st.ForwardStartNS, ForwardEndNS: st.ForwardEndNS, SampleEndNS: st.SampleEndNS,
 		})
 		return
 	}
-	if s.steps != nil {
+	if s.steps.on {
 		if !f.logged {
-			f.logged = true
-			s.e.log.add(infer.StepRow{
-				Iter: f.batch.Iter, ForwardStartNS: st.ForwardStartNS, ForwardEndNS: st.ForwardEndNS, SampleEndNS: st.SampleEndNS,
-				TokenNS: now, BatchSize: int64(len(f.items)),
-			})
+			f.log(&s.e.log, now)
 		}
 		s.steps.add(&s.e.log, s.step, it.KVLen, it.Tokens)
 	}
 	if it.Sample {
 		s.step++
 	}
+}
+
+// log keeps what the requests of the step have in common.
+func (f *flight) log(l *batchLog, now int64) {
+	f.logged = true
+	st := &f.step.Stamps
+	l.add(infer.StepRow{
+		Iter: f.batch.Iter, ForwardStartNS: st.ForwardStartNS, ForwardEndNS: st.ForwardEndNS, SampleEndNS: st.SampleEndNS,
+		TokenNS: now, BatchSize: int64(len(f.items)),
+	})
 }
 
 func (s *Sequence) stampToken(now int64) {

@@ -40,21 +40,21 @@ type Sequence struct {
 	export *Export
 	hold   *Reservation // nil unless the sequence came from one
 
-	// Owned by the engine's goroutine.
+	// Owned by the engine's goroutine. What is touched in every step is together.
 	q           sched.Seq
-	base        int  // tokens before the first that is sampled in this attempt: prompt and Output
-	target      int  // tokens known when the sequence was admitted: steps before it are prefill
-	counted     bool // in Engine.queued
+	target      int     // tokens known when the sequence was admitted: steps before it are prefill
+	step        int     // decode steps so far
+	steps       stepLog // on if asked for; read by the consumer once the sequence has ended
+	base        int     // tokens before the first that is sampled in this attempt: prompt and Output
+	counted     bool    // in Engine.queued
 	ended       bool
 	poisoned    bool  // a step failed: its KV may be wrong and must not be cached
 	preemptedNS int64 // when, 0 if it is not
 	blocks      int   // that it had when it was last looked at
-	step        int   // decode steps so far
 	unpriced    int64 // tokens whose energy is not known yet
 	priced      bool  // energy holds some
 	energy      float64
 	report      infer.Report
-	steps       *stepLog // nil unless asked for; read by the consumer once the sequence has ended
 
 	mu     sync.Mutex // guards tokens, done and over
 	tokens []infer.Token
@@ -162,8 +162,8 @@ func (s *Sequence) Next(ctx context.Context) ([]infer.Token, *infer.Done, error)
 		case over:
 			return nil, nil, io.EOF
 		case done != nil || len(tokens) > 0:
-			if done != nil && s.steps != nil { // here, so that the engine's goroutine need not
-				done.Report.Steps, s.steps = s.steps.records(), nil
+			if done != nil && s.steps.on { // here, so that the engine's goroutine need not
+				done.Report.Steps, s.steps = s.steps.records(), stepLog{}
 			}
 			return tokens, done, nil
 		}

@@ -51,7 +51,7 @@ func (e *Engine) submit() bool {
 	e.iter++
 	f.builtNS = now
 	e.build(f)
-	e.countLeft(f)
+	e.countBatch(f)
 	e.trace(f, planNS)
 	f.step = e.b.Submit(&f.batch)
 	if f.traced.on {
@@ -66,13 +66,9 @@ func (e *Engine) build(f *flight) {
 	f.batch = backend.Batch{Iter: e.iter, Assign: f.batch.Assign[:0], Entries: f.batch.Entries[:0]}
 	f.logits, f.exports, f.logged = f.logits[:0], f.exports[:0], false
 	f.counts = Batch{}
-	counting := e.cfg.OnIteration != nil
 	for _, it := range f.items {
 		s := it.Seq.Data.(*Sequence)
 		e.scheduled(s, it, f.builtNS)
-		if counting {
-			f.counts.item(&it, s)
-		}
 		if it.First {
 			f.batch.Assign = append(f.batch.Assign, s.assign())
 		}
@@ -160,14 +156,14 @@ func (e *Engine) settle(s *Sequence, it sched.Item) {
 func (e *Engine) advance(s *Sequence, it sched.Item, f *flight, i int, now int64) {
 	if !it.Sample {
 		e.settle(s, it)
-		s.record(it, f, now)
+		s.record(&it, f, now)
 		return
 	}
 	out := &f.step.Outputs[i]
 	if len(out.Tokens) != 1 {
 		s.poisoned = true
 		e.settle(s, it)
-		s.record(it, f, now)
+		s.record(&it, f, now)
 		e.end(s, infer.Done{Reason: infer.FinishFailed, Err: ErrNoToken}, nil)
 		return
 	}
@@ -177,7 +173,7 @@ func (e *Engine) advance(s *Sequence, it sched.Item, f *flight, i int, now int64
 	}
 	s.q.Tokens = append(s.q.Tokens, token.ID)
 	e.settle(s, it)
-	s.record(it, f, now)
+	s.record(&it, f, now)
 	s.report.OutputTokens++
 	s.stampToken(now)
 	if !s.req.Probe {

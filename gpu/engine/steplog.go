@@ -28,9 +28,14 @@ func (l *batchLog) add(r infer.StepRow) {
 // stepLog is the decode steps of one request: 20 bytes for each run of steps of which each took the token after the one
 // before it, and 16 a page.
 type stepLog struct {
+	on   bool
+	page *infer.StepPage // of the newest step
+	run  infer.StepRun   // the newest, of that page; not yet in runs
+	n    int
+	max  int
+
 	pages     []pageRuns
 	runs      []infer.StepRun
-	n, max    int
 	truncated int64
 	tail      infer.StepPage // the last page as it was when the request ended: it may grow on
 }
@@ -49,26 +54,40 @@ func (l *stepLog) add(b *batchLog, step, kv, tokens int) {
 	}
 	l.n++
 	at := int32(b.page.Rows - 1)
-	if k := len(l.pages) - 1; k < 0 || l.pages[k].page != b.page {
-		l.pages = append(l.pages, pageRuns{b.page, len(l.runs)})
-	} else if r := &l.runs[len(l.runs)-1]; tokens == 1 && r.Tokens == 1 && r.From+r.N == at && int(r.KVTokens+r.N) == kv && int(r.Step+r.N) == step {
+	if r := &l.run; l.page == b.page && r.From+r.N == at && tokens == 1 && r.Tokens == 1 && int(r.KVTokens+r.N) == kv && int(r.Step+r.N) == step {
 		r.N++
 		return
 	}
-	l.runs = append(l.runs, infer.StepRun{From: at, N: 1, Step: int32(step), KVTokens: int32(kv), Tokens: int32(tokens)})
+	l.begin(b.page, infer.StepRun{From: at, N: 1, Step: int32(step), KVTokens: int32(kv), Tokens: int32(tokens)})
+}
+
+// begin starts another run.
+func (l *stepLog) begin(page *infer.StepPage, r infer.StepRun) {
+	if l.run.N > 0 {
+		l.runs = append(l.runs, l.run)
+	}
+	if l.page != page {
+		l.page = page
+		l.pages = append(l.pages, pageRuns{page, len(l.runs)})
+	}
+	l.run = r
 }
 
 // close takes note, on the engine's goroutine, of how far the last page has come.
 func (l *stepLog) close() {
-	if l != nil && len(l.pages) > 0 {
-		l.tail = *l.pages[len(l.pages)-1].page
+	if l.n > 0 {
+		l.tail = *l.page
 	}
 }
 
 // records gives the steps of a closed log.
 func (l *stepLog) records() *infer.StepRecords {
 	r := &infer.StepRecords{N: l.n, Truncated: l.truncated, Pages: make([]infer.StepPage, len(l.pages))}
-	end := len(l.runs)
+	if l.n == 0 {
+		return r
+	}
+	runs := append(l.runs, l.run)
+	end := len(runs)
 	for i := len(l.pages) - 1; i >= 0; i-- {
 		p := &r.Pages[i]
 		if i == len(l.pages)-1 {
@@ -76,7 +95,7 @@ func (l *stepLog) records() *infer.StepRecords {
 		} else {
 			*p = *l.pages[i].page
 		}
-		p.Runs = l.runs[l.pages[i].first:end]
+		p.Runs = runs[l.pages[i].first:end]
 		end = l.pages[i].first
 	}
 	return r

@@ -78,10 +78,12 @@ func TestMetricsSayWhatIsKnownAndAreClean(t *testing.T) {
 	}
 }
 
+// BenchmarkRead is a reading of the hardware, and what the one a second costs each of 500 steps.
 func BenchmarkRead(b *testing.B) {
 	s := New(Options{})
 	b.ReportAllocs()
 	for b.Loop() {
 		s.read()
 	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/500, "ns/step")
 }

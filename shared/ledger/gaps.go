@@ -1,10 +1,60 @@
 package ledger
 
 import (
+	"math"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"meridian.internal/shared/infer"
 )
+
+const gapBuckets = 21
+
+// gapLimits are tokenBuckets in ns.
+var gapLimits = [gapBuckets]int64{1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7, 2e7, 3e7, 5e7, 75e6, 1e8, 15e7, 2e8, 3e8, 5e8, 75e7, 1e9, 25e8, 5e9, 1e10}
+
+// Gaps are the times between the tokens of one request, counted where they arise: one request, one goroutine, no lock.
+type Gaps struct {
+	firstNS, lastNS int64
+	// The bucket of the gap before, (above, limit]: the next gap is mostly in it.
+	above, limit int64
+	near         int
+	counts       [gapBuckets + 1]uint32
+}
+
+// Add takes in the next tokens of the request.
+func (g *Gaps) Add(tokens []infer.Token) {
+	for i := range tokens {
+		at := tokens[i].AtNS
+		gap := at - g.lastNS
+		switch {
+		case g.lastNS == 0:
+			g.firstNS = at
+		case gap > g.above && gap <= g.limit:
+			g.counts[g.near]++
+		default:
+			g.find(gap)
+			g.counts[g.near]++
+		}
+		g.lastNS = at
+	}
+}
+
+// find looks for the bucket of a gap.
+func (g *Gaps) find(gap int64) {
+	k := 0
+	for k < gapBuckets && gap > gapLimits[k] {
+		k++
+	}
+	g.near, g.above, g.limit = k, math.MinInt64, math.MaxInt64
+	if k > 0 {
+		g.above = gapLimits[k-1]
+	}
+	if k < gapBuckets {
+		g.limit = gapLimits[k]
+	}
+}
 
 // gapMetrics is the histogram of the times between tokens, under our name and, if asked for, under vLLM's. It takes whole
 // requests: a histogram that is locked for each token of each request would cost more than all other accounting.
@@ -27,16 +77,16 @@ func newGapMetrics(labels prometheus.Labels, vllm bool) *gapMetrics {
 }
 
 func (m *gapMetrics) add(g *Gaps) {
-	if g == nil || g.n == 0 {
+	if g == nil || g.lastNS == 0 {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i, c := range g.counts {
 		m.counts[i] += uint64(c)
+		m.n += uint64(c)
 	}
-	m.n += g.n
-	m.sumNS += g.sumNS
+	m.sumNS += g.lastNS - g.firstNS
 }
 
 // Describe sends the names.

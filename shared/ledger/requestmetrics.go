@@ -3,7 +3,6 @@ package ledger
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"meridian.internal/shared/infer"
 	"meridian.internal/shared/phase"
 )
 
@@ -120,43 +119,4 @@ func (m *requestMetrics) span(h prometheus.Histogram, from, to *int64) {
 	default:
 		h.Observe(float64(*to-*from) / 1e9)
 	}
-}
-
-// Gaps are the times between the tokens of one request, counted where they arise: one request, one goroutine, no lock.
-type Gaps struct {
-	counts [gapBuckets + 1]uint32
-	n      uint64
-	sumNS  int64
-	lastNS int64
-	near   int // the bucket of the gap before: the next is mostly in it
-}
-
-const gapBuckets = 21
-
-// gapLimits are tokenBuckets in ns.
-var gapLimits = [gapBuckets]int64{1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7, 2e7, 3e7, 5e7, 75e6, 1e8, 15e7, 2e8, 3e8, 5e8, 75e7, 1e9, 25e8, 5e9, 1e10}
-
-// Add takes in the next tokens of the request.
-func (g *Gaps) Add(tokens []infer.Token) {
-	for i := range tokens {
-		at := tokens[i].AtNS
-		if g.lastNS != 0 {
-			g.count(at - g.lastNS)
-		}
-		g.lastNS = at
-	}
-}
-
-func (g *Gaps) count(ns int64) {
-	k := g.near
-	for k > 0 && ns <= gapLimits[k-1] {
-		k--
-	}
-	for k < gapBuckets && ns > gapLimits[k] {
-		k++
-	}
-	g.near = k
-	g.counts[k]++
-	g.n++
-	g.sumNS += ns
 }

@@ -78,9 +78,9 @@ func splitPages(pages []infer.StepPage) (parts [][]infer.StepPage) {
 	return append(parts, pages[from:])
 }
 
-// pageSize is the most that a page can take.
+// pageSize is the most that a page can take, or a little more.
 func pageSize(p *infer.StepPage) int {
-	n := (2 + infer.StepColumns) * binary.MaxVarintLen64
+	n := (2 + infer.StepColumns) * binary.MaxVarintLen32
 	for _, c := range p.Columns {
 		n += len(c)
 	}
@@ -88,15 +88,16 @@ func pageSize(p *infer.StepPage) int {
 }
 
 func appendPart(h StepsHeader, pages []infer.StepPage) []byte {
-	size := headerRoom
+	size := 0
 	for i := range pages {
 		size += pageSize(&pages[i])
 		for _, r := range pages[i].Runs {
 			h.Rows += int(r.N)
 		}
 	}
-	b := append(make([]byte, 0, size), stepMagic...)
-	head := appendStepsHeader(h)
+	var room [512]byte
+	head := appendStepsHeader(room[:0], h)
+	b := append(make([]byte, 0, size+len(head)+16), stepMagic...)
 	b = binary.AppendUvarint(b, uint64(len(head)))
 	b = append(b, head...)
 	for i := range pages {
@@ -116,8 +117,8 @@ func appendPart(h StepsHeader, pages []infer.StepPage) []byte {
 	return b
 }
 
-func appendStepsHeader(h StepsHeader) []byte {
-	var w jsonline.Writer
+func appendStepsHeader(b []byte, h StepsHeader) []byte {
+	w := jsonline.Writer{B: b}
 	w.Open('{')
 	w.Str("schema", StepsSchema)
 	w.Str("role", string(h.Role))
