@@ -54,6 +54,7 @@ bench: ## Run the benchmarks
 bench-router: build ## Measure the router against the plainest Go router, ReverseProxy and nginx, with mock workers (4 min)
 	$(GO) build -trimpath -o $(BIN)/ ./e2e/cmd/routerbench
 	MERIDIAN_TEST_BIN=$(CURDIR)/$(BIN) $(BIN)/routerbench run $(ARGS)
+
 # Part by part, because the difference of two runs of an engine is less than their noise.
 bench-accounting: ## Print what all accounting costs a step of 256 sequences: the parts, their sum, and its ratio to a step of 2 ms
 	@(for p in ./gpu/engine ./gpu/stats ./shared/ledger ./shared/hardware; do \
