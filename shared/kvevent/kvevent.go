@@ -99,3 +99,22 @@ func ParseList(b []byte) ([]Event, error) {
 	}
 	return list, nil
 }
+
+// Snapshot is what a cache held after event Seq.
+type Snapshot struct {
+	Epoch  int64            `json:"epoch"`
+	Seq    int64            `json:"seq"` // 0: no event yet
+	Blocks []blockhash.Hash `json:"blocks"`
+}
+
+// ParseSnapshot reads a snapshot.
+func ParseSnapshot(b []byte) (Snapshot, error) {
+	var s Snapshot
+	if err := json.Unmarshal(b, &s); err != nil {
+		return Snapshot{}, fmt.Errorf("%w: snapshot: %w", ErrInvalid, err)
+	}
+	if s.Seq < 0 {
+		return Snapshot{}, fmt.Errorf("%w: snapshot with seq %d, want 0 or more", ErrInvalid, s.Seq)
+	}
+	return s, nil
+}

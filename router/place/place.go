@@ -1,0 +1,224 @@
+// Package place decides which node of a list serves a request. It is pure: a table of what is known of the nodes in, an
+// index out; no clock, no lock, no membership (router/pool owns those) and no prefix index (router/prefix does).
+//
+// Formulae and units are in docs/routing.md.
+package place
+
+// Policy is how one node of a role is chosen.
+type Policy string
+
+// The policies.
+const (
+	RoundRobin   Policy = "round_robin"  // in turn, whatever the load
+	LeastLoaded  Policy = "least_loaded" // lowest load
+	PowerOfTwo   Policy = "power_of_two" // the less loaded of two that are drawn
+	KVAware      Policy = "kv_aware"     // lowest load plus what must be computed or moved
+	Conversation Policy = "conversation" // always the same node for a conversation, within a bound on imbalance
+)
+
+// Policies lists them, as options name them.
+func Policies() []Policy {
+	return []Policy{RoundRobin, LeastLoaded, PowerOfTwo, KVAware, Conversation}
+}
+
+// Matches tells whether the policy looks at the cached prefix of a prompt.
+func (p Policy) Matches() bool { return p == KVAware }
+
+// Side is the part of a request that a node is chosen for; it fixes the unit of scores.
+type Side int
+
+const (
+	// Prefill scores are prompt tokens: what waits on the node before this request, and what the policy adds.
+	Prefill Side = iota
+	// Decode scores are sequences: those that run or wait on the node, and fractions for KV.
+	Decode
+)
+
+// Rank says whether a node may be chosen. Those of a higher rank are chosen only where there is none of a lower.
+type Rank uint8
+
+const (
+	Good     Rank = iota
+	Unproven      // no generation has gone through it yet
+	Avoided       // its breaker is open, or a leg could not reach it
+	Excluded      // never
+)
+
+// Node is what is known of a node. Counts are what it reported plus what was reserved since.
+type Node struct {
+	Name         string
+	Seed         uint64  // of the name, see SeedOf
+	QueuedTokens int     // prompt tokens that are not prefilled yet
+	Sequences    int     // running and waiting
+	KVUsedTokens int     // room of the KV blocks that requests hold
+	KVMaxTokens  int     // 0: not known
+	PairTokens   float64 // cost of the hand-over to the chosen generation node over the cheapest one, as prompt tokens
+	Matched      int     // tokens of the prompt whose KV it holds
+	Rank         Rank
+}
+
+// Query is one request.
+type Query struct {
+	Tokens int             // of the prompt
+	Key    uint64          // of the conversation; 0: none
+	Turn   int             // rises with each choice: equal nodes take turns
+	Rand   func(n int) int // uniform in [0, n)
+}
+
+// Chooser holds the scores of the last choice. Its memory is reused; one goroutine at a time.
+type Chooser struct {
+	scores []float64
+	looked []int // indexes of the nodes that were looked at
+}
+
+// Choose returns the index of the node that the policy takes; false when no node may be chosen.
+func (c *Chooser) Choose(p Policy, side Side, nodes []Node, q Query) (int, bool) {
+	rank, n := lowest(nodes)
+	if rank == Excluded {
+		return 0, false
+	}
+	c.score(p, side, nodes, q, rank)
+	switch {
+	case p == RoundRobin:
+		return c.looked[q.Turn%n], true
+	case p == PowerOfTwo:
+		return c.two(q), true
+	case p == Conversation && q.Key != 0:
+		return c.sticky(side, nodes, q), true
+	}
+	return c.least(q), true
+}
+
+// lowest returns the best rank that occurs and how often.
+func lowest(nodes []Node) (Rank, int) {
+	rank, n := Excluded, 0
+	for i := range nodes {
+		switch r := nodes[i].Rank; {
+		case r < rank:
+			rank, n = r, 1
+		case r == rank:
+			n++
+		}
+	}
+	return rank, n
+}
+
+// score lists the nodes of the rank and scores them.
+func (c *Chooser) score(p Policy, side Side, nodes []Node, q Query, rank Rank) {
+	c.looked, c.scores = c.looked[:0], c.scores[:0]
+	for i := range nodes {
+		n := &nodes[i]
+		if n.Rank != rank {
+			continue
+		}
+		c.looked = append(c.looked, i)
+		if side == Prefill {
+			c.scores = append(c.scores, n.prefillScore(p, q))
+		} else {
+			c.scores = append(c.scores, n.decodeScore(p, q))
+		}
+	}
+}
+
+func (n *Node) prefillScore(p Policy, q Query) float64 {
+	s := float64(n.QueuedTokens) + n.PairTokens
+	if p == KVAware {
+		s += float64(q.Tokens - n.Matched)
+	}
+	return s
+}
+
+const (
+	// fullPenalty is how many sequences a node counts for whose KV lacks room of one whole cache.
+	fullPenalty = 64
+	// matchWeight is how many sequences a prompt counts for whose KV must be moved to the node as a whole.
+	matchWeight = 2
+)
+
+func (n *Node) decodeScore(p Policy, q Query) float64 {
+	s := float64(n.Sequences)
+	need := q.Tokens
+	if p == KVAware && q.Tokens > 0 {
+		need -= n.Matched
+		s += matchWeight * float64(need) / float64(q.Tokens)
+	}
+	if n.KVMaxTokens > 0 {
+		share := float64(n.KVUsedTokens+need) / float64(n.KVMaxTokens)
+		s += min(share, 1) + fullPenalty*max(share-1, 0)
+	}
+	return s
+}
+
+// least takes the lowest score; equal ones take turns.
+func (c *Chooser) least(q Query) int {
+	start := q.Turn % len(c.looked)
+	at := start
+	for i := start; i < len(c.scores); i++ {
+		if c.scores[i] < c.scores[at] {
+			at = i
+		}
+	}
+	for i := range start {
+		if c.scores[i] < c.scores[at] {
+			at = i
+		}
+	}
+	return c.looked[at]
+}
+
+// two draws two nodes, takes the better and forgets the others.
+func (c *Chooser) two(q Query) int {
+	n := len(c.looked)
+	if n == 1 {
+		return c.looked[0]
+	}
+	a, b := q.Rand(n), q.Rand(n-1)
+	if b >= a {
+		b++
+	}
+	if c.scores[b] < c.scores[a] {
+		a, b = b, a
+	}
+	c.looked = append(c.looked[:0], c.looked[a], c.looked[b])
+	c.scores = append(c.scores[:0], c.scores[a], c.scores[b])
+	return c.looked[0]
+}
+
+// Candidate is a node that was looked at.
+type Candidate struct {
+	At    int
+	Score float64
+}
+
+// Best appends the k nodes with the lowest scores of the last choice to dst, best first, the chosen one always among them.
+func (c *Chooser) Best(dst []Candidate, chosen, k int) []Candidate {
+	start := len(dst)
+	for i, at := range c.looked {
+		s := c.scores[i]
+		if len(dst)-start == k && s >= dst[len(dst)-1].Score {
+			continue
+		}
+		if len(dst)-start < k {
+			dst = append(dst, Candidate{})
+		}
+		j := len(dst) - 1
+		for ; j > start && s < dst[j-1].Score; j-- {
+			dst[j] = dst[j-1]
+		}
+		dst[j] = Candidate{at, s}
+	}
+	for _, x := range dst[start:] {
+		if x.At == chosen {
+			return dst
+		}
+	}
+	for i, at := range c.looked {
+		if at == chosen {
+			dst[len(dst)-1] = Candidate{at, c.scores[i]}
+		}
+	}
+	return dst
+}
+
+// Looked is the number of nodes that the last choice looked at.
+func (c *Chooser) Looked() int { return len(c.looked) }
