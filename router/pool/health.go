@@ -34,10 +34,9 @@ func (p *Pool) addStatic(s Static) error {
 		return fmt.Errorf("static node %q: role %q serves no requests", s.URL, s.Role)
 	}
 	base := strings.TrimRight(s.URL, "/")
-	p.members[key(s.Role, u.Host)] = &member{
-		info:   node.Info{Name: u.Host, Role: s.Role, URL: base, State: node.Starting},
-		static: true, foreign: true, leases: map[*Lease]struct{}{},
-	}
+	m := p.newMember(node.Info{Name: u.Host, Role: s.Role, URL: base, State: node.Starting})
+	m.static, m.foreign = true, true
+	p.members[key(s.Role, u.Host)] = m
 	p.rebuild()
 	return nil
 }
@@ -50,6 +49,7 @@ func (p *Pool) Run(ctx context.Context) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for {
+		p.tidy()
 		for _, m := range p.due() {
 			checks.Go(func() { p.check(ctx, m) })
 		}
@@ -59,6 +59,16 @@ func (p *Pool) Run(ctx context.Context) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// tidy ends what has lasted too long: loads, claims, and the word of other routers.
+func (p *Pool) tidy() {
+	now := p.o.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.age(now)
+	p.expire(now)
+	p.forgetPeers(now)
 }
 
 // due marks and returns the members whose health is to be checked now.
@@ -107,14 +117,19 @@ func (p *Pool) refresh(ctx context.Context, m *member, info node.Info, known boo
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	renamed := m.info.Name != fresh.Name
+	regroup := m.info.Name != fresh.Name || m.foreign != foreign || !sameModel(m.info.Model, fresh.Model)
+	if m.info.ClockID != fresh.ClockID && m.info.ClockID != "" {
+		p.unprove(m) // another process answers at the address
+	}
 	m.info, m.foreign = fresh, foreign
-	if renamed {
+	if regroup {
 		p.rebuild()
 	}
 	if fresh.Load != nil {
-		m.loadNS = p.o.Now()
+		m.reported(*fresh.Load, p.o.Now())
+		p.changed()
 	}
+	m.sync()
 	return nil
 }
 
@@ -130,10 +145,12 @@ func (p *Pool) checked(m *member, err error) {
 			p.o.Logger.Info("node is healthy", "role", m.info.Role, "node", m.info.Name)
 		}
 		m.healthy, m.failures, m.suspectNS = true, 0, 0
+		m.sync()
 	default:
 		m.failures++
 		if m.failures >= maxFailures && m.healthy {
 			m.healthy = false
+			p.unprove(m)
 			gone = m.take()
 			p.o.Logger.Warn("node is not healthy", "role", m.info.Role, "node", m.info.Name, "error", err)
 		}

@@ -2,11 +2,14 @@ package pool
 
 import (
 	"sync"
+	"time"
 
+	"meridian.internal/router/place"
 	"meridian.internal/shared/node"
 )
 
-// Lease is one leg's claim on a node: it counts in the node's load from selection until Release. Safe for concurrent use.
+// Lease is one leg's claim on a node: it counts in the node's load from selection until Release, or until it expires. Safe
+// for concurrent use.
 type Lease struct {
 	Name    string
 	Role    node.Role // role of the node
@@ -15,11 +18,14 @@ type Lease struct {
 	Model   node.Model
 	Foreign bool
 
-	pool    *Pool
-	member  *member
-	prefill bool // counts as a prefill leg
-	decode  bool // counts as a generation leg
-	tokens  int
+	pool   *Pool
+	member *member
+
+	// Guarded by Pool.mu.
+	use       use   // what of it still counts
+	sentNS    int64 // 0: not sent yet
+	seen      bool  // the node's load includes it
+	expiresNS int64
 
 	mu       sync.Mutex // guards what follows
 	released bool
@@ -28,28 +34,46 @@ type Lease struct {
 	next     int
 }
 
+const (
+	// defaultLife is for a request whose time is not known.
+	defaultLife = 10 * time.Minute
+	// lifeSlack is how long after the request's own end its claims are taken to be forgotten.
+	lifeSlack = 30 * time.Second
+)
+
 // newLease counts the leg. The pool's mutex is held.
-func (p *Pool) newLease(m *member, prefill, decode bool, tokens int) *Lease {
+func (p *Pool) newLease(m *member, u use, life time.Duration) *Lease {
+	if life <= 0 {
+		life = defaultLife
+	}
 	l := &Lease{
 		Name: m.info.Name, Role: m.info.Role, URL: m.info.URL, KVAddr: m.info.KVAddr, Foreign: m.foreign,
-		pool: p, member: m, prefill: prefill, decode: decode, tokens: tokens,
+		pool: p, member: m, use: u, expiresNS: p.o.Now() + int64(life+lifeSlack),
 	}
 	if m.info.Model != nil {
 		l.Model = *m.info.Model
 	}
-	l.count(1)
 	m.leases[l] = struct{}{}
+	p.count(l, u, 1)
 	return l
 }
 
-func (l *Lease) count(sign int) {
-	if l.prefill {
-		l.member.ctx.legs += sign
-		l.member.ctx.tokens += sign * l.tokens
+// count adds to or takes from what is reserved on the lease's node.
+func (p *Pool) count(l *Lease, u use, sign int) {
+	m := l.member
+	m.all.add(u, sign)
+	if !l.seen {
+		m.unseen.add(u, sign)
 	}
-	if l.decode {
-		l.member.gen.legs += sign
-	}
+	m.sync()
+	p.changed()
+}
+
+// Sent says that the leg is on its way: reports that the node makes some time later include it.
+func (l *Lease) Sent() {
+	l.pool.mu.Lock()
+	l.sentNS = max(l.pool.o.Now(), 1)
+	l.pool.mu.Unlock()
 }
 
 // Release gives the claim back. Further calls do nothing.
@@ -62,9 +86,14 @@ func (l *Lease) Release() {
 		return
 	}
 	l.pool.mu.Lock()
-	l.count(-1)
-	delete(l.member.leases, l)
+	l.pool.forget(l)
 	l.pool.mu.Unlock()
+}
+
+func (p *Pool) forget(l *Lease) {
+	p.count(l, l.use, -1)
+	l.use = use{}
+	delete(l.member.leases, l)
 }
 
 // PrefillDone gives back the part of the claim that was for prefill, when decode goes on under the same lease or the
@@ -72,14 +101,29 @@ func (l *Lease) Release() {
 func (l *Lease) PrefillDone() {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.released || !l.prefill {
-		return
+	part := use{CtxLegs: l.use.CtxLegs, CtxTokens: l.use.CtxTokens}
+	l.pool.count(l, part, -1)
+	l.use.add(part, -1)
+}
+
+// expire releases the claims that nobody has released in time. There are none unless something was forgotten.
+func (p *Pool) expire(now int64) {
+	for _, m := range p.members {
+		for l := range m.leases {
+			if l.expiresNS > now {
+				continue
+			}
+			l.mu.Lock()
+			done := l.released
+			l.released = true
+			l.mu.Unlock()
+			if !done {
+				p.counts.expired++
+				p.o.Logger.Error("a reservation was not released in time", "role", m.info.Role, "node", m.info.Name)
+				p.forget(l)
+			}
+		}
 	}
-	l.member.ctx.legs--
-	l.member.ctx.tokens -= l.tokens
-	l.prefill = false
 }
 
 // Watch calls f once when the node goes away, at once if it is gone. stop ends the watch.
@@ -131,5 +175,19 @@ func (l *Lease) Lost() error {
 func (l *Lease) Unreachable() {
 	l.pool.mu.Lock()
 	l.member.suspectNS = max(l.pool.o.Now(), 1)
+	l.member.sync()
 	l.pool.mu.Unlock()
+}
+
+// claims are what the legs of a request reserve.
+func claims(side place.Side, tokens int) use {
+	if side == place.Prefill {
+		return use{CtxLegs: 1, CtxTokens: tokens}
+	}
+	return use{GenLegs: 1, GenTokens: tokens}
+}
+
+func (u use) plus(v use) use {
+	u.add(v, 1)
+	return u
 }

@@ -1,27 +1,42 @@
 package pool
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
-	"meridian.internal/shared/node"
+	"meridian.internal/router/place"
+	"meridian.internal/router/prefix"
 	"meridian.internal/shared/phase"
 )
 
 // Ask is what a request needs.
 type Ask struct {
-	Model      string
-	Tokens     int      // prompt tokens; an estimate where the text is not tokenized
-	Aggregated bool     // one node does all
-	Fallback   bool     // no pair: one node may do all
-	ExcludeCtx []string // names that were tried
-	ExcludeGen []string
+	Model        string
+	Tokens       int           // prompt tokens; an estimate where the text is not tokenized
+	Prefix       []Prefix      // blocks of the prompt, from Hash; nil: its cached part is not looked up
+	Conversation string        // what the conversation policy keeps together; "": the beginning of the prompt
+	Life         time.Duration // what is left of the request's time; claims expire soon after. 0: not known
+	Aggregated   bool          // one node does all
+	Fallback     bool          // one node may do all: where no pair is, or where it is faster
+	ExcludeCtx   []string      // names that were tried
+	ExcludeGen   []string
 }
+
+// Causes of a choice, few enough for a label of a metric.
+const (
+	CausePair       = "pair"          // a context and a generation node
+	CauseAggregated = "aggregated"    // one node was asked for
+	CauseNoPair     = "no_pair"       // one node, since there is no pair
+	CauseLocal      = "local_cheaper" // the generation node prefills: estimated to be faster than a context node
+)
 
 // Choice is where a request goes. An aggregated one has only Gen.
 type Choice struct {
 	Ctx      *Lease
 	Gen      *Lease
+	Cause    string
 	Decision phase.Decision
 }
 
@@ -35,251 +50,258 @@ func (c *Choice) Release() {
 	}
 }
 
-// maxCandidates bounds the decision record; with more nodes it keeps the best.
-const maxCandidates = 8
-
 // Pick chooses nodes and claims them. The caller releases the choice.
 func (p *Pool) Pick(a Ask) (*Choice, error) {
+	a.Tokens = max(a.Tokens, 1)
 	now := p.o.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if a.Aggregated {
-		return p.pickOne(a, now, "aggregated was asked for")
+		return p.pickOne(a, now, CauseAggregated)
 	}
-	ctxs := p.eligible(&p.scratch[0], node.RoleCtx, a.Model, a.ExcludeCtx)
-	gens := p.eligible(&p.scratch[1], node.RoleGen, a.Model, a.ExcludeGen)
-	gens = slices.DeleteFunc(gens, func(g *member) bool { return !anyPairs(ctxs, g) })
-	if len(gens) == 0 {
-		if a.Fallback {
-			return p.pickOne(a, now, "no pair is available")
+	if c := p.pickPair(a, now); c != nil {
+		return c, nil
+	}
+	if a.Fallback {
+		return p.pickOne(a, now, CauseNoPair)
+	}
+	return nil, p.whyNone(a)
+}
+
+// pickPair chooses the generation node, and then the context node that suits it; nil when there is no pair.
+func (p *Pool) pickPair(a Ask, now int64) *Choice {
+	defer p.matched(a)()
+	q := p.query(a)
+	for _, c := range p.classesOf(a.Model) {
+		if ch := p.pickIn(c, a, &q, now); ch != nil {
+			return ch
 		}
-		return nil, p.whyNone(a)
 	}
-	c := &Choice{Decision: phase.Decision{Policy: p.o.CtxPolicy + "/" + p.o.GenPolicy}}
-	gen, gs := p.best(gens, node.RoleGen, p.o.GenPolicy)
-	ctxs = slices.DeleteFunc(ctxs, func(x *member) bool { return !pairs(x, gen) })
-	ctx, cs := p.best(ctxs, node.RoleCtx, p.o.CtxPolicy)
-	c.Decision.Ctx, c.Decision.Gen = ctx.info.Name, gen.info.Name
-	c.Decision.Reason = fmt.Sprintf("%s among %d ctx, %s among %d gen", p.o.CtxPolicy, len(ctxs), p.o.GenPolicy, len(gens))
-	c.Decision.Candidates = append(candidates(ctxs, cs, now), candidates(gens, gs, now)...)
-	c.Ctx = p.newLease(ctx, true, false, a.Tokens)
-	c.Gen = p.newLease(gen, false, true, 0)
-	return c, nil
+	return nil
+}
+
+func (p *Pool) pickIn(c *class, a Ask, q *place.Query, now int64) *Choice {
+	if c.sides[place.Prefill].count() == 0 {
+		return nil
+	}
+	gens := &c.sides[place.Decode]
+	defer gens.restore(gens.exclude(a.ExcludeGen))
+	for range gens.nodes {
+		at, ok := p.choose(p.o.GenPolicy, place.Decode, gens, q)
+		if !ok {
+			return nil
+		}
+		d := decision{now: now, policies: [2]place.Policy{p.o.CtxPolicy, p.o.GenPolicy}, looks: a.Prefix != nil}
+		d.gen(p, gens, at)
+		if x, ok := p.pickCtx(c, gens.members[at], a, q, &d); ok {
+			return p.claimPair(c, x, at, a, &d)
+		}
+		gens.nodes[at].Rank = place.Excluded // all its pairs were refused
+		defer gens.members[at].sync()
+	}
+	return nil
+}
+
+// pickCtx chooses the context node for g.
+func (p *Pool) pickCtx(c *class, g *member, a Ask, q *place.Query, d *decision) (int, bool) {
+	ctxs := &c.sides[place.Prefill]
+	p.pairCosts(c, g)
+	tried := ctxs.exclude(a.ExcludeCtx)
+	at, ok := p.choose(p.o.CtxPolicy, place.Prefill, ctxs, q)
+	if ok && d != nil {
+		d.ctx(p, ctxs, at)
+	}
+	p.forgetCosts(c, g)
+	ctxs.restore(tried)
+	return at, ok
+}
+
+// claimPair claims the two, or the generation node alone where it is faster without the other.
+func (p *Pool) claimPair(c *class, ctxAt, genAt int, a Ask, d *decision) *Choice {
+	ctxs, gens := &c.sides[place.Prefill], &c.sides[place.Decode]
+	x, g := ctxs.members[ctxAt], gens.members[genAt]
+	xn, gn := &ctxs.nodes[ctxAt], &gens.nodes[genAt]
+	var handover *place.Fit // nil: never measured
+	if w := g.pairs[x]; w != nil {
+		handover = &w.handover
+	}
+	costs, known := place.Estimate(xn, gn, &x.prefill, &g.prefill, handover, a.Tokens, p.moved.Slope())
+	if known {
+		d.costs = &costs
+	}
+	if a.Prefix != nil {
+		p.counts.placedTokens += int64(a.Tokens)
+	}
+	left := a.Tokens - gn.Matched
+	if a.Fallback && p.o.GenPolicy.Matches() && left <= p.o.LocalMax && known && costs.LocalNS < costs.RemoteNS {
+		d.matched = gn.Matched
+		p.counts.matchedTokens += int64(gn.Matched)
+		u := claims(place.Decode, a.Tokens).plus(claims(place.Prefill, left))
+		return &Choice{Cause: CauseLocal, Gen: p.newLease(g, u, a.Life), Decision: d.local(left)}
+	}
+	d.matched = xn.Matched
+	p.counts.matchedTokens += int64(xn.Matched)
+	return &Choice{
+		Cause: CausePair, Ctx: p.newLease(x, claims(place.Prefill, a.Tokens-xn.Matched), a.Life),
+		Gen: p.newLease(g, claims(place.Decode, a.Tokens), a.Life), Decision: d.pair(),
+	}
 }
 
 // pickOne places an aggregated request: generation nodes first, since decode is most of its time.
-func (p *Pool) pickOne(a Ask, now int64, why string) (*Choice, error) {
-	role, policy := node.RoleGen, p.o.GenPolicy
-	list := p.eligible(&p.scratch[1], role, a.Model, a.ExcludeGen)
-	if len(list) == 0 {
-		role, policy = node.RoleCtx, p.o.CtxPolicy
-		list = p.eligible(&p.scratch[1], role, a.Model, a.ExcludeGen)
+func (p *Pool) pickOne(a Ask, now int64, cause string) (*Choice, error) {
+	defer p.matched(a)()
+	q := p.query(a)
+	classes := p.classesOf(a.Model)
+	for _, side := range []place.Side{place.Decode, place.Prefill} {
+		policy := p.o.GenPolicy
+		if side == place.Prefill {
+			policy = p.o.CtxPolicy
+		}
+		for _, c := range classes {
+			t := &c.sides[side]
+			tried := t.exclude(a.ExcludeGen)
+			at, ok := p.choose(policy, side, t, &q)
+			t.restore(tried)
+			if ok {
+				d := decision{now: now, policies: [2]place.Policy{policy, policy}, looks: a.Prefix != nil, matched: t.nodes[at].Matched}
+				d.add(p, side, t, at)
+				u := claims(place.Decode, a.Tokens).plus(claims(place.Prefill, a.Tokens-d.matched))
+				return &Choice{Cause: cause, Gen: p.newLease(t.members[at], u, a.Life), Decision: d.alone(t.members[at].info.Name, cause)}, nil
+			}
+		}
 	}
-	if len(list) == 0 {
-		return nil, p.whyNone(a)
-	}
-	m, scores := p.best(list, role, policy)
-	return &Choice{
-		Gen: p.newLease(m, true, true, a.Tokens),
-		Decision: phase.Decision{
-			Policy: policy, Gen: m.info.Name, Reason: fmt.Sprintf("%s; %s among %d", why, policy, len(list)),
-			Candidates: candidates(list, scores, now),
-		},
-	}, nil
+	return nil, p.whyNone(a)
 }
 
 // PickGen claims another generation node that can go on with the KV of ctx.
 func (p *Pool) PickGen(ctx *Lease, exclude []string) (*Lease, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	list := p.eligible(&p.scratch[1], node.RoleGen, ctx.Model.Name, exclude)
-	list = slices.DeleteFunc(list, func(g *member) bool { return !pairs(ctx.member, g) })
-	if len(list) == 0 {
-		return nil, fmt.Errorf("%w: no other generation node", ErrNone)
+	if c := p.classIn(ctx.member); c != nil {
+		gens := &c.sides[place.Decode]
+		tried := gens.exclude(exclude)
+		for i, g := range gens.members {
+			if w := g.pairs[ctx.member]; w != nil && w.state == Refused {
+				gens.nodes[i].Rank = place.Excluded
+				tried = append(tried, i)
+			}
+		}
+		q := p.query(Ask{Tokens: max(ctx.use.CtxTokens, 1)})
+		at, ok := p.choose(p.o.GenPolicy, place.Decode, gens, &q)
+		gens.restore(tried)
+		if ok {
+			return p.newLease(gens.members[at], claims(place.Decode, q.Tokens), 0), nil
+		}
 	}
-	m, _ := p.best(list, node.RoleGen, p.o.GenPolicy)
-	return p.newLease(m, false, true, 0), nil
+	return nil, fmt.Errorf("%w: no other generation node", ErrNone)
 }
 
 // PickCtx claims another context node whose KV can go to gen, for a prefill of so many tokens.
 func (p *Pool) PickCtx(gen *Lease, tokens int, exclude []string) (*Lease, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	list := p.eligible(&p.scratch[0], node.RoleCtx, gen.Model.Name, exclude)
-	list = slices.DeleteFunc(list, func(c *member) bool { return !pairs(c, gen.member) })
-	if len(list) == 0 {
-		return nil, fmt.Errorf("%w: no other context node", ErrNone)
+	if c := p.classIn(gen.member); c != nil {
+		a := Ask{Tokens: max(tokens, 1), ExcludeCtx: exclude}
+		q := p.query(a)
+		if at, ok := p.pickCtx(c, gen.member, a, &q, nil); ok {
+			return p.newLease(c.sides[place.Prefill].members[at], claims(place.Prefill, a.Tokens), 0), nil
+		}
 	}
-	m, _ := p.best(list, node.RoleCtx, p.o.CtxPolicy)
-	return p.newLease(m, true, false, tokens), nil
+	return nil, fmt.Errorf("%w: no other context node", ErrNone)
 }
 
-// Avoid says whether a node's circuit breaker is open: it then gets no new work unless there is no other.
-func (p *Pool) Avoid(role node.Role, name string, avoid bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, m := range p.members {
-		if m.info.Role == role && m.info.Name == name {
-			m.avoid = avoid
-		}
+// classesOf lists the checkpoints under a model's name: the one with the fewest sequences per generation node first.
+func (p *Pool) classesOf(model string) []*class {
+	list := p.models[model]
+	if len(list) < 2 {
+		return list
 	}
+	load := func(c *class) float64 {
+		gens, sum := &c.sides[place.Decode], 0
+		for i := range gens.nodes {
+			sum += gens.nodes[i].Sequences
+		}
+		return float64(sum) / float64(max(gens.count(), 1))
+	}
+	list = slices.Clone(list)
+	slices.SortStableFunc(list, func(a, b *class) int { return cmp.Compare(load(a), load(b)) })
+	return list
 }
 
-// eligible lists the members of a role that may serve the model, in scratch, which is good until the next call with it.
-// Suspects are used only when there is nobody else.
-func (p *Pool) eligible(scratch *[]*member, role node.Role, model string, exclude []string) []*member {
-	dst, suspects := (*scratch)[:0], 0
-	for _, m := range p.byRole[role] {
-		if !m.usable() || slices.Contains(exclude, m.info.Name) {
-			continue
-		}
-		if m.info.Model != nil && m.info.Model.Name != model {
-			continue
-		}
-		if m.shunned() {
-			suspects++
-		}
-		dst = append(dst, m)
+func (p *Pool) classIn(m *member) *class {
+	if m.info.Model == nil {
+		return nil
 	}
-	*scratch = dst
-	if suspects > 0 && suspects < len(dst) {
-		dst = slices.DeleteFunc(dst, func(m *member) bool { return m.shunned() })
-	}
-	return dst
+	return p.classOf(m)
 }
 
-// pairs tells whether KV can go from c to g: both are ours with the same checkpoint, or both are foreign.
-func pairs(c, g *member) bool {
-	if c.foreign != g.foreign {
-		return false
-	}
-	if c.foreign {
-		return true
-	}
-	return c.info.Model != nil && g.info.Model != nil && c.info.Model.Hash == g.info.Model.Hash
-}
-
-func anyPairs(ctxs []*member, g *member) bool {
-	for _, c := range ctxs {
-		if pairs(c, g) {
-			return true
-		}
-	}
-	return false
-}
-
-// best chooses one of list and returns the scores, in its order.
-func (p *Pool) best(list []*member, role node.Role, policy string) (*member, []float64) {
-	turn := p.turn[role]
-	p.turn[role]++
-	scores := slices.Grow(p.scores[role][:0], len(list))[:len(list)]
-	p.scores[role] = scores
-	for i, m := range list {
-		scores[i] = m.score(role)
-	}
-	if policy == RoundRobin {
-		return list[turn%len(list)], scores
-	}
-	at := turn % len(list) // equal scores take turns
-	for i := range list {
-		j := (turn + i) % len(list)
-		if scores[j] < scores[at] {
-			at = j
-		}
-	}
-	return list[at], scores
-}
-
-// score is the load of a member in the unit of its role: prompt tokens not yet prefilled for ctx, sequences for gen with
-// the share of KV in use as a fraction. What it reported and what this router gave it overlap, so the larger one counts.
-func (m *member) score(role node.Role) float64 {
-	load := m.info.Load
-	if role == node.RoleCtx {
-		tokens := m.ctx.tokens
-		if load != nil {
-			tokens = max(tokens, load.WaitingTokens)
-		}
-		return float64(tokens) + float64(m.ctx.legs)
-	}
-	legs := m.gen.legs
-	kv := 0.0
-	if load != nil {
-		legs = max(legs, load.Running+load.Waiting)
-		if load.KVMaxBlocks > 0 {
-			kv = float64(load.KVUsedBlocks) / float64(load.KVMaxBlocks)
-		}
-	}
-	return float64(legs) + kv
-}
-
-// candidates describes the best of list, best first.
-func candidates(list []*member, scores []float64, now int64) []phase.Candidate {
-	var order [maxCandidates]int
+// count is the number of nodes that may be chosen.
+func (t *table) count() int {
 	n := 0
-	for i := range list {
-		at := n
-		for at > 0 && scores[i] < scores[order[at-1]] {
-			at--
+	for i := range t.nodes {
+		if t.nodes[i].Rank != place.Excluded {
+			n++
 		}
-		if at == maxCandidates {
-			continue
-		}
-		n = min(n+1, maxCandidates)
-		copy(order[at+1:n], order[at:n-1])
-		order[at] = i
 	}
-	out := make([]phase.Candidate, 0, n)
-	for _, i := range order[:n] {
-		out = append(out, describe(list[i], scores[i], now))
+	return n
+}
+
+// exclude takes the named nodes out of a choice, until restore.
+func (t *table) exclude(names []string) []int {
+	if len(names) == 0 {
+		return nil
+	}
+	var out []int
+	for i := range t.nodes {
+		if slices.Contains(names, t.nodes[i].Name) {
+			t.nodes[i].Rank = place.Excluded
+			out = append(out, i)
+		}
 	}
 	return out
 }
 
-func describe(m *member, score float64, now int64) phase.Candidate {
-	c := phase.Candidate{Node: m.info.Name, Score: score}
-	if m.info.Load != nil {
-		c.Running, c.Waiting = m.info.Load.Running, m.info.Load.Waiting
+func (t *table) restore(excluded []int) {
+	for _, i := range excluded {
+		t.nodes[i].Rank = t.members[i].rank()
 	}
-	if m.loadNS != 0 {
-		age := now - m.loadNS
-		c.LoadAgeNS = &age
-	}
-	return c
 }
 
-// whyNone says what is missing.
-func (p *Pool) whyNone(a Ask) error {
-	count := func(role node.Role) (usable, all int) {
-		for _, m := range p.byRole[role] {
-			all++
-			if m.usable() {
-				usable++
-			}
-		}
-		return usable, all
+func (p *Pool) query(a Ask) place.Query {
+	q := place.Query{Tokens: a.Tokens, Rand: random}
+	switch {
+	case a.Conversation != "":
+		q.Key = place.SeedOf(a.Conversation)
+	case len(a.Prefix) > 0 && len(a.Prefix[0].Blocks) > 0:
+		q.Key = uint64(a.Prefix[0].Blocks[0]) | 1
 	}
-	cu, ca := count(node.RoleCtx)
-	gu, ga := count(node.RoleGen)
-	return fmt.Errorf("%w for model %q: %d of %d ctx and %d of %d gen nodes are ready, %d and %d were tried, and a pair must hold the same checkpoint",
-		ErrNone, a.Model, cu, ca, gu, ga, len(a.ExcludeCtx), len(a.ExcludeGen))
+	return q
 }
 
-// Ready tells whether a request of the schedule could be placed now; the error says why not.
-func (p *Pool) Ready(aggregated, fallback bool) error {
-	models := p.Models()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, model := range models {
-		ctxs := p.eligible(&p.scratch[0], node.RoleCtx, model.Name, nil)
-		gens := p.eligible(&p.scratch[1], node.RoleGen, model.Name, nil)
-		if (aggregated || fallback) && len(ctxs)+len(gens) > 0 {
-			return nil
-		}
-		for _, g := range gens {
-			if anyPairs(ctxs, g) {
-				return nil
-			}
+func (p *Pool) choose(policy place.Policy, side place.Side, t *table, q *place.Query) (int, bool) {
+	q.Turn = p.turns[side]
+	p.turns[side]++
+	return p.chooser.Choose(policy, side, t.nodes, *q)
+}
+
+// matched writes how much of the prompt each node holds. The caller calls undo when the choice is made.
+func (p *Pool) matched(a Ask) (undo func()) {
+	p.hits = p.hits[:0]
+	for _, f := range a.Prefix {
+		from := len(p.hits)
+		p.hits = p.o.Index.Match(p.hits, f.Blocks)
+		for i := range p.hits[from:] {
+			p.hits[from+i].Blocks *= f.PerBlock // tokens, from here on
 		}
 	}
-	return p.whyNone(Ask{})
+	p.write(p.hits, a.Tokens-1) // the last token is always computed: its logits are wanted
+	return func() { p.write(p.hits, 0) }
+}
+
+func (p *Pool) write(hits []prefix.Hit, most int) {
+	for _, h := range hits {
+		if m := p.slots[h.Slot]; m != nil && m.table != nil {
+			m.table.nodes[m.at].Matched = min(h.Blocks, most)
+		}
+	}
 }

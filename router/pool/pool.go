@@ -1,6 +1,7 @@
-// Package pool owns what a router knows of the nodes: who is a member, who is alive, how loaded each is, and which pair
-// serves the next request. Members come from the registry (Put, Drop) and from static lists; both are checked. It sends
-// no requests of clients, and decides nothing about retries.
+// Package pool owns what a router knows of the nodes: who is a member, who is alive, how loaded each is, which pairs have
+// proven that they work, and what is reserved on each. Members come from the registry (Put, Drop) and from static lists;
+// both are checked. Which node a policy takes is decided by router/place; whose cache holds a prompt, by router/prefix. It
+// sends no requests of clients, and decides nothing about retries.
 //
 // The pool's mutex guards plain data for short reads and writes; health checks run in goroutines that Run waits for.
 package pool
@@ -9,12 +10,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"meridian.internal/router/place"
+	"meridian.internal/router/prefix"
 	"meridian.internal/shared/node"
 )
 
@@ -25,73 +29,78 @@ var (
 	ErrNone = errors.New("pool: no node can take the request")
 )
 
-// Policies.
-const (
-	RoundRobin  = "round_robin"
-	LeastLoaded = "least_loaded"
-)
-
 // Static is a worker that is named by an option, not by the registry.
 type Static struct {
 	Role node.Role
 	URL  string
 }
 
-// Options of a pool.
+// Options of a pool. Now is needed.
 type Options struct {
-	CtxPolicy string // round_robin or least_loaded
-	GenPolicy string
-	Static    []Static
-	Now       func() int64 // steady clock, ns
-	BusUp     func() bool  // tells whether the registry can be heard; nil: there is none
-	Client    *http.Client // for health checks
-	Logger    *slog.Logger
+	CtxPolicy place.Policy // "": least_loaded
+	GenPolicy place.Policy // "": least_loaded
+	// LocalMax is how many uncached prompt tokens a generation node may prefill itself where that is estimated to be
+	// faster than a context node and the hand-over. It holds with GenPolicy kv_aware; 0: never.
+	LocalMax int
+	// Qualify: a node is proven by a generation that went through it (Due, Probed); others get work only where nobody is
+	// proven. false: all are taken to be.
+	Qualify bool
+	Index   *prefix.Index // of the blocks that nodes hold; nil: none is kept
+	Static  []Static
+	Now     func() int64 // steady clock, ns
+	BusUp   func() bool  // tells whether the registry can be heard; nil: there is none
+	Client  *http.Client // for health checks
+	Logger  *slog.Logger
 }
 
 // Pool is the set of nodes. Safe for concurrent use.
 type Pool struct {
-	o Options
+	o    Options
+	news chan struct{} // one token: what other routers must know has changed
 
 	mu      sync.Mutex // guards what follows
 	members map[string]*member
-	byRole  map[node.Role][]*member // sorted by name; rebuilt when membership changes
-	turn    map[node.Role]int       // round robin
-	scratch [2][]*member            // of one Pick: candidates for ctx and for gen
-	scores  map[node.Role][]float64 // of one Pick
+	models  map[string][]*class // by the model's name; rebuilt when membership changes
+	turns   [2]int              // of the sides
+	chooser place.Chooser
+	hits    []prefix.Hit
+	slots   map[prefix.Slot]*member
+	others  map[string]*peer // other routers
+	moved   place.Fit        // bytes of KV over tokens moved, of all hand-overs
+	counts  counts
 }
 
-// member is one node. All fields are guarded by Pool.mu.
-type member struct {
-	info      node.Info
-	static    bool
-	foreign   bool  // a worker that is not ours: no KV protocol of ours, no ids from us
-	loadNS    int64 // when info.Load was received; 0: never
-	checkedNS int64 // when its last health check ended
-	checking  bool
-	failures  int   // consecutive failed health checks
-	suspectNS int64 // a leg failed to reach it at this time; 0: no
-	avoid     bool  // its circuit breaker is open
-	healthy   bool
-	ctx       use // legs in flight
-	gen       use
-	leases    map[*Lease]struct{}
+// counts are exported as they are.
+type counts struct {
+	expired       int64 // leases that were not released in time
+	matchedTokens int64 // of the prompts that were placed by kv_aware
+	placedTokens  int64
+	probes        [2]int64 // failed, passed
 }
 
-// use is what this router has given to a node and not got back.
-type use struct {
-	legs   int
-	tokens int // prompt tokens
+// class is a set of nodes that can serve a request together: one checkpoint, all ours or all foreign.
+type class struct {
+	model   string
+	hash    string
+	foreign bool
+	sides   [2]table // ctx, gen; by place.Side
+}
+
+// table is the nodes of one role, sorted by name, as placement reads them.
+type table struct {
+	nodes    []place.Node
+	members  []*member
+	perBlock []int // sizes of KV blocks that occur, in tokens
 }
 
 // New makes a pool; Run keeps it alive.
 func New(o Options) (*Pool, error) {
-	for _, p := range []*string{&o.CtxPolicy, &o.GenPolicy} {
-		switch *p {
-		case "":
-			*p = LeastLoaded
-		case RoundRobin, LeastLoaded:
-		default:
-			return nil, fmt.Errorf("policy %q: want %s or %s", *p, RoundRobin, LeastLoaded)
+	for _, p := range []*place.Policy{&o.CtxPolicy, &o.GenPolicy} {
+		if *p == "" {
+			*p = place.LeastLoaded
+		}
+		if !slices.Contains(place.Policies(), *p) {
+			return nil, fmt.Errorf("policy %q: want one of %v", *p, place.Policies())
 		}
 	}
 	if o.Client == nil {
@@ -101,7 +110,8 @@ func New(o Options) (*Pool, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	p := &Pool{
-		o: o, members: map[string]*member{}, byRole: map[node.Role][]*member{}, turn: map[node.Role]int{}, scores: map[node.Role][]float64{},
+		o: o, news: make(chan struct{}, 1), members: map[string]*member{}, models: map[string][]*class{}, slots: map[prefix.Slot]*member{},
+		others: map[string]*peer{},
 	}
 	for _, s := range o.Static {
 		if err := p.addStatic(s); err != nil {
@@ -122,27 +132,31 @@ func (p *Pool) Put(info node.Info) {
 	}
 	now := p.o.Now()
 	p.mu.Lock()
-	gone := p.put(info, now)
+	gone, slot := p.put(info, now)
 	p.mu.Unlock()
+	p.leave(slot)
 	tell(gone, fmt.Errorf("%w: %s %s was restarted", ErrGone, info.Role, info.Name))
 }
 
-func (p *Pool) put(info node.Info, now int64) (gone []*Lease) {
+func (p *Pool) put(info node.Info, now int64) (gone []*Lease, left prefix.Slot) {
+	left = prefix.None
 	k := key(info.Role, info.Name)
 	m := p.members[k]
 	if m != nil && m.info.ClockID != info.ClockID {
-		gone = m.take()
+		gone, left = m.take(), m.slot
 		p.remove(k)
 		m = nil
 	}
 	if m == nil {
-		m = &member{leases: map[*Lease]struct{}{}, healthy: true}
+		m = p.newMember(info)
+		m.healthy = true
+		p.follow(m)
+		p.joined(k, m)
 		p.members[k] = m
-		m.info = info
 		p.rebuild()
 		p.o.Logger.Info("node joined", "role", info.Role, "node", info.Name, "url", info.URL, "state", info.State)
 	} else if info.Seq < m.info.Seq {
-		return gone // an old value, delivered late
+		return gone, left // an old value, delivered late
 	}
 	if m.info.State != info.State {
 		p.o.Logger.Info("node changed state", "role", info.Role, "node", info.Name, "state", info.State)
@@ -150,12 +164,21 @@ func (p *Pool) put(info node.Info, now int64) (gone []*Lease) {
 	if info.Seq > m.info.Seq {
 		m.suspectNS = 0
 	}
+	regroup := !sameModel(m.info.Model, info.Model)
 	m.info = info
 	m.failures, m.healthy = 0, true
-	if info.Load != nil {
-		m.loadNS = now
+	if regroup {
+		p.rebuild()
 	}
-	return gone
+	if info.Load != nil && (m.reportSeq == 0 || now-m.load.atNS > int64(staleAfter)) {
+		m.reported(*info.Load, now) // nobody tells its load faster
+	}
+	m.sync()
+	return gone, left
+}
+
+func sameModel(a, b *node.Model) bool {
+	return (a == nil) == (b == nil) && (a == nil || *a == *b)
 }
 
 // Drop takes a member out; its legs are cancelled at once.
@@ -163,42 +186,75 @@ func (p *Pool) Drop(role node.Role, name, reason string) {
 	p.mu.Lock()
 	k := key(role, name)
 	var gone []*Lease
+	slot := prefix.None
 	if m := p.members[k]; m != nil && !m.static {
-		gone = m.take()
+		gone, slot = m.take(), m.slot
 		p.remove(k)
 		p.o.Logger.Warn("node left", "role", role, "node", name, "reason", reason)
 	}
 	p.mu.Unlock()
+	p.leave(slot)
 	tell(gone, fmt.Errorf("%w: %s %s: %s", ErrGone, role, name, reason))
 }
 
+// leave runs outside the mutex: a full cache has many blocks.
+func (p *Pool) leave(s prefix.Slot) {
+	if s != prefix.None {
+		p.o.Index.Leave(s)
+	}
+}
+
 func (p *Pool) remove(k string) {
+	m := p.members[k]
 	delete(p.members, k)
+	delete(p.slots, m.slot)
+	m.table = nil
+	for _, other := range p.members {
+		delete(other.pairs, m)
+	}
 	p.rebuild()
 }
 
-// rebuild makes new slices, so that readers may keep the old ones.
+// rebuild groups the members anew.
 func (p *Pool) rebuild() {
-	p.byRole = map[node.Role][]*member{}
+	p.models = map[string][]*class{}
+	list := make([]*member, 0, len(p.members))
 	for _, m := range p.members {
-		if m.static && p.members[key(m.info.Role, m.info.Name)] != nil && p.members[key(m.info.Role, m.info.Name)] != m {
-			continue // it is in the registry too: one node is chosen under one entry
+		m.table = nil
+		if in := p.members[key(m.info.Role, m.info.Name)]; m.info.Model == nil || (m.static && in != nil && in != m) {
+			continue // nothing is known of it, or it is in the registry too: one node is chosen under one entry
 		}
-		p.byRole[m.info.Role] = append(p.byRole[m.info.Role], m)
+		list = append(list, m)
 	}
-	for _, list := range p.byRole {
-		slices.SortFunc(list, func(a, b *member) int { return strings.Compare(a.info.Name, b.info.Name) })
+	slices.SortFunc(list, func(a, b *member) int { return strings.Compare(a.info.Name, b.info.Name) })
+	for _, m := range list {
+		t := &p.classOf(m).sides[m.side()]
+		t.members = append(t.members, m)
+		if per := m.info.Model.TokensPerBlock; per > 0 && !m.foreign && !slices.Contains(t.perBlock, per) {
+			t.perBlock = append(t.perBlock, per)
+		}
+		t.nodes = append(t.nodes, place.Node{Name: m.info.Name, Seed: place.SeedOf(m.info.Name)})
+		m.table, m.at = t, len(t.nodes)-1
+	}
+	for _, m := range list {
+		m.sync()
 	}
 }
 
-// take empties the leases of a member and returns them.
-func (m *member) take() []*Lease {
-	var out []*Lease
-	for l := range m.leases {
-		out = append(out, l)
+// classOf finds or makes the class of a member.
+func (p *Pool) classOf(m *member) *class {
+	hash := m.info.Model.Hash
+	if m.foreign {
+		hash = "" // a foreign worker does not say
 	}
-	clear(m.leases)
-	return out
+	for _, c := range p.models[m.info.Model.Name] {
+		if c.hash == hash && c.foreign == m.foreign {
+			return c
+		}
+	}
+	c := &class{model: m.info.Model.Name, hash: hash, foreign: m.foreign}
+	p.models[c.model] = append(p.models[c.model], c)
+	return c
 }
 
 // tell runs outside the mutex: what a lease calls may release it.
@@ -208,109 +264,28 @@ func tell(leases []*Lease, cause error) {
 	}
 }
 
-// usable tells whether a member may get new work.
-func (m *member) usable() bool {
-	return m.healthy && m.info.State == node.Ready
-}
-
-// shunned tells whether a member gets work only when there is no other.
-func (m *member) shunned() bool { return m.suspectNS != 0 || m.avoid }
-
-// KnowsModel tells whether a member serves the model.
-func (p *Pool) KnowsModel(name string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	known := false
-	for _, m := range p.members {
-		if m.info.Model == nil {
-			continue
-		}
-		known = true
-		if m.info.Model.Name == name {
-			return true
-		}
-	}
-	return !known // nothing known yet: placing answers "not now", which is the truth
-}
-
-// Models lists the models of the members, each name once.
-func (p *Pool) Models() []node.Model {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var out []node.Model
-	for _, m := range p.members {
-		if m.info.Model != nil && !slices.ContainsFunc(out, func(x node.Model) bool { return x.Name == m.info.Model.Name }) {
-			out = append(out, *m.info.Model)
-		}
-	}
-	slices.SortFunc(out, func(a, b node.Model) int { return strings.Compare(a.Name, b.Name) })
-	return out
-}
-
-// Status is one member as /cluster shows it.
-type Status struct {
-	Info      node.Info
-	Static    bool
-	Foreign   bool
-	Healthy   bool
-	LoadAgeNS *int64 // nil: no load was reported
-	Reserved  int    // legs of this router
-}
-
-// Snapshot lists the members, sorted by role and name.
-func (p *Pool) Snapshot() []Status {
-	now := p.o.Now()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	out := make([]Status, 0, len(p.members))
-	for _, m := range p.members {
-		s := Status{Info: m.info, Static: m.static, Foreign: m.foreign, Healthy: m.healthy, Reserved: m.ctx.legs + m.gen.legs}
-		if m.loadNS != 0 {
-			age := now - m.loadNS
-			s.LoadAgeNS = &age
-		}
-		out = append(out, s)
-	}
-	slices.SortFunc(out, func(a, b Status) int {
-		return strings.Compare(key(a.Info.Role, a.Info.Name), key(b.Info.Role, b.Info.Name))
-	})
-	return out
-}
-
-// Source names a checkpoint of the model and a node of ours that can tell its tokenizer; "" when there is none.
-func (p *Pool) Source(model string) (hash, url string) {
+// Avoid says whether a node's circuit breaker is open: it then gets no new work unless there is no other.
+func (p *Pool) Avoid(role node.Role, name string, avoid bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, m := range p.members {
-		if i := m.info; !m.foreign && m.healthy && i.Model != nil && i.Model.Name == model && i.Model.Hash != "" {
-			if hash == "" || i.Model.Hash < hash {
-				hash, url = i.Model.Hash, i.URL
-			}
+		if m.info.Role == role && m.info.Name == name {
+			m.avoid = avoid
+			m.sync()
 		}
 	}
-	return hash, url
 }
 
-// PutForeign adds a worker that is not ours and whose model is known: it is taken to be ready, and is not in the registry.
-func (p *Pool) PutForeign(role node.Role, name, url, model string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.members[key(role, name)] = &member{
-		info:    node.Info{Name: name, Role: role, URL: url, State: node.Ready, Model: &node.Model{Name: model}},
-		foreign: true, static: true, healthy: true, leases: map[*Lease]struct{}{},
-	}
-	p.rebuild()
-}
+func random(n int) int { return rand.IntN(n) }
 
-// Static lists the members that are in no registry.
-func (p *Pool) Static() []node.Info {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var out []node.Info
-	for _, m := range p.members {
-		if m.static {
-			out = append(out, m.info)
-		}
+// Apply takes one event of the registry.
+func (p *Pool) Apply(ev node.Event) {
+	switch ev.Kind {
+	case node.Lost:
+		p.Drop(ev.Info.Role, ev.Info.Name, "its lease ended without a word")
+	case node.Left:
+		p.Drop(ev.Info.Role, ev.Info.Name, "it left")
+	default:
+		p.Put(ev.Info)
 	}
-	return out
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"meridian.internal/router/place"
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/node"
@@ -53,7 +54,7 @@ func (w *world) pick(t *testing.T, a Ask) *Choice {
 }
 
 func TestRoundRobinTakesTurns(t *testing.T) {
-	w := newWorld(t, Options{CtxPolicy: RoundRobin, GenPolicy: RoundRobin})
+	w := newWorld(t, Options{CtxPolicy: place.RoundRobin, GenPolicy: place.RoundRobin})
 	for _, n := range []string{"ctx0", "ctx1", "gen0", "gen1", "gen2"} {
 		w.Put(reg(n, "h", infer.Load{}))
 	}
@@ -125,8 +126,8 @@ func TestReservationsSpreadABurst(t *testing.T) {
 		c.Release() // counts once
 	}
 	for _, m := range w.members {
-		if m.ctx != (use{}) || m.gen != (use{}) || len(m.leases) != 0 {
-			t.Errorf("%s: %+v, %+v, %d leases are left", m.info.Name, m.ctx, m.gen, len(m.leases))
+		if m.all != (use{}) || m.unseen != (use{}) || len(m.leases) != 0 {
+			t.Errorf("%s: %+v, %+v, %d leases are left", m.info.Name, m.all, m.unseen, len(m.leases))
 		}
 	}
 }
@@ -164,7 +165,7 @@ func TestNodesThatMayNotBeChosen(t *testing.T) {
 		"starting": change(func(i *node.Info) { i.State = node.Starting }), "draining": change(func(i *node.Info) { i.State = node.Draining }),
 		"another model": change(func(i *node.Info) { i.Model.Name = "z" }), "a router": change(func(i *node.Info) { i.Role = node.RoleRouter }),
 	} {
-		w := newWorld(t, Options{GenPolicy: RoundRobin})
+		w := newWorld(t, Options{GenPolicy: place.RoundRobin})
 		w.Put(reg("ctx0", "h", infer.Load{}))
 		w.Put(reg("gen0", "h", infer.Load{}))
 		w.Put(i)
@@ -177,7 +178,7 @@ func TestNodesThatMayNotBeChosen(t *testing.T) {
 }
 
 func TestSuspectsAreTheLastChoice(t *testing.T) {
-	w := newWorld(t, Options{GenPolicy: RoundRobin})
+	w := newWorld(t, Options{GenPolicy: place.RoundRobin})
 	for _, n := range []string{"ctx0", "gen0", "gen1"} {
 		w.Put(reg(n, "h", infer.Load{}))
 	}
@@ -360,11 +361,11 @@ func TestAStaticNodeThatIsRegisteredTooIsOneNode(t *testing.T) {
 	for _, m := range w.due() {
 		w.check(t.Context(), m)
 	}
-	if n := len(w.byRole[node.RoleCtx]); n != 1 {
+	if n := len(w.models["m"][0].sides[0].nodes); n != 1 {
 		t.Errorf("%d entries can be chosen", n)
 	}
 	w.Drop(node.RoleCtx, "ctx9", "it left the registry")
-	if n := len(w.byRole[node.RoleCtx]); n != 1 {
+	if n := len(w.models["m"][0].sides[0].nodes); n != 1 {
 		t.Errorf("%d entries can be chosen after it left the registry", n)
 	}
 }
@@ -414,23 +415,5 @@ func TestTheDecisionNamesTheBestCandidates(t *testing.T) {
 		if c[i].Score != float64(i) {
 			t.Errorf("candidate %d has score %v", i, c[i].Score)
 		}
-	}
-}
-
-func BenchmarkPick1000(b *testing.B) {
-	p, err := New(Options{Now: func() int64 { return 1 }})
-	if err != nil {
-		b.Fatal(err)
-	}
-	for i := range 500 {
-		p.Put(reg(fmt.Sprintf("ctx%03d", i), "h", infer.Load{WaitingTokens: i * 7 % 100}))
-		p.Put(reg(fmt.Sprintf("gen%03d", i), "h", infer.Load{Running: i * 5 % 64}))
-	}
-	for b.Loop() {
-		c, err := p.Pick(Ask{Model: "m", Tokens: 2048})
-		if err != nil {
-			b.Fatal(err)
-		}
-		c.Release()
 	}
 }

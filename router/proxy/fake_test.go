@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"meridian.internal/router/place"
 	"meridian.internal/router/pool"
 	"meridian.internal/router/upstream"
 	"meridian.internal/shared/api"
@@ -121,7 +122,7 @@ func newCluster(t *testing.T, schedule string, names ...string) *cluster {
 		t.Fatal(err)
 	}
 	c := &cluster{t: t, nodes: map[string]*fakeNode{}, legs: make(chan leg, 1000), gone: make(chan string, 100)}
-	c.pool, err = pool.New(pool.Options{Now: steady.Now, CtxPolicy: pool.RoundRobin, GenPolicy: pool.RoundRobin})
+	c.pool, err = pool.New(pool.Options{Now: steady.Now, CtxPolicy: place.RoundRobin, GenPolicy: place.RoundRobin})
 	if err != nil {
 		t.Fatal(err)
 	}

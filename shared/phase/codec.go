@@ -195,6 +195,9 @@ func AppendDecision(w *jsonline.Writer, d *Decision) {
 	w.OptStr("ctx", d.Ctx)
 	w.Str("gen", d.Gen)
 	w.Str("reason", d.Reason)
+	w.PtrInt("matched_tokens", d.MatchedTokens)
+	w.PtrInt("local_ns", d.LocalNS)
+	w.PtrInt("remote_ns", d.RemoteNS)
 	if len(d.Candidates) > 0 {
 		w.OpenKey("candidates", '[')
 		for i := range d.Candidates {
@@ -205,6 +208,9 @@ func AppendDecision(w *jsonline.Writer, d *Decision) {
 			w.Int("running", int64(c.Running))
 			w.Int("waiting", int64(c.Waiting))
 			w.NullInt("load_age_ns", c.LoadAgeNS)
+			w.Int("queued_tokens", int64(c.QueuedTokens))
+			w.Int("reserved", int64(c.Reserved))
+			w.PtrInt("matched_tokens", c.MatchedTokens)
 			w.Close('}')
 		}
 		w.Close(']')

@@ -114,6 +114,12 @@ func ParseDecision(r *jsonline.Reader) *Decision {
 			d.Gen = r.String()
 		case "reason":
 			d.Reason = r.String()
+		case "matched_tokens":
+			d.MatchedTokens = r.IntPtr()
+		case "local_ns":
+			d.LocalNS = r.IntPtr()
+		case "remote_ns":
+			d.RemoteNS = r.IntPtr()
 		case "candidates":
 			d.Candidates = parseCandidates(r)
 		default:
@@ -142,6 +148,12 @@ func parseCandidates(r *jsonline.Reader) (list []Candidate) {
 					c.Waiting = int(r.Int())
 				case "load_age_ns":
 					c.LoadAgeNS = r.IntPtr()
+				case "queued_tokens":
+					c.QueuedTokens = int(r.Int())
+				case "reserved":
+					c.Reserved = int(r.Int())
+				case "matched_tokens":
+					c.MatchedTokens = r.IntPtr()
 				default:
 					r.Skip()
 				}

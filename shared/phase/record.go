@@ -147,11 +147,15 @@ type Iters struct {
 
 // Decision says why the router chose a pair.
 type Decision struct {
-	Policy     string      `json:"policy"`
-	Ctx        string      `json:"ctx,omitempty"`
-	Gen        string      `json:"gen"`
-	Reason     string      `json:"reason"`
-	Candidates []Candidate `json:"candidates,omitempty"`
+	Policy string `json:"policy"`
+	Ctx    string `json:"ctx,omitempty"`
+	Gen    string `json:"gen"`
+	Reason string `json:"reason"`
+	// MatchedTokens of the prompt were in the cache of the node that prefills, as the router knew; absent: it did not look.
+	MatchedTokens *int64      `json:"matched_tokens,omitempty"`
+	LocalNS       *int64      `json:"local_ns,omitempty"`  // estimate of prefill on gen; absent: too little was measured
+	RemoteNS      *int64      `json:"remote_ns,omitempty"` // estimate of prefill on ctx and the hand-over
+	Candidates    []Candidate `json:"candidates,omitempty"`
 }
 
 // Leg is one request that the router sent to a node. The merge waits for one record of each leg whose node writes records,
@@ -167,8 +171,12 @@ type Leg struct {
 // Candidate is a node that was looked at.
 type Candidate struct {
 	Node      string  `json:"node"`
-	Score     float64 `json:"score"` // lower is better
+	Score     float64 `json:"score"` // lower is better; prompt tokens for ctx, sequences for gen
 	Running   int     `json:"running"`
 	Waiting   int     `json:"waiting"`
 	LoadAgeNS *int64  `json:"load_age_ns"` // null: no load report yet
+	// QueuedTokens are the prompt tokens not yet prefilled: reported, and reserved since.
+	QueuedTokens  int    `json:"queued_tokens"`
+	Reserved      int    `json:"reserved"`                 // legs of this router that have not ended
+	MatchedTokens *int64 `json:"matched_tokens,omitempty"` // absent: the router did not look
 }

@@ -19,6 +19,7 @@ import (
 	"meridian.internal/router/clocks"
 	"meridian.internal/router/keys"
 	"meridian.internal/router/pool"
+	"meridian.internal/router/prefix"
 	"meridian.internal/router/proxy"
 	"meridian.internal/router/upstream"
 	"meridian.internal/router/web"
@@ -109,15 +110,17 @@ func (d *daemon) openBus(ctx context.Context) (err error) {
 }
 
 func (d *daemon) openPool(context.Context) (err error) {
-	o := pool.Options{
-		CtxPolicy: d.o.Policy, GenPolicy: d.o.Policy, Static: d.o.statics(), Now: d.steady.Now, Logger: d.log,
-		Client: &http.Client{Transport: d.cluster.Transport(&http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute})},
-	}
+	o := pool.Options{LocalMax: d.o.LocalPrefill, Index: prefix.New(0), Static: d.o.statics(), Now: d.steady.Now, Logger: d.log}
+	o.CtxPolicy, o.GenPolicy = d.o.policies()
+	o.Client = &http.Client{Transport: d.cluster.Transport(&http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute})}
 	if d.conn != nil {
 		o.BusUp = d.conn.Connected
 	}
 	if d.pool, err = pool.New(o); err != nil {
 		return err
+	}
+	if err := d.metrics.Register(d.pool.Metrics()); err != nil {
+		return fmt.Errorf("register metrics of the pool: %w", err)
 	}
 	if d.conn != nil {
 		d.registry = node.NewRegistry(d.conn, d.log, d.pool.Apply)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"meridian.internal/router/place"
 	"meridian.internal/router/pool"
 	"meridian.internal/shared/bus"
 	"meridian.internal/shared/node"
@@ -30,7 +32,10 @@ type options struct {
 	Ctx          []string      `help:"Context worker that is in no registry; may be given several times." sep:"," placeholder:"URL"`
 	Gen          []string      `help:"Generation worker that is in no registry; may be given several times." sep:"," placeholder:"URL"`
 	Schedule     string        `help:"Order of the legs: auto, generation_first, context_first, aggregated. auto is generation_first between our own nodes, context_first with foreign workers, and aggregated where no pair is." enum:"auto,generation_first,context_first,aggregated" default:"auto"`
-	Policy       string        `help:"Which node gets a request: least_loaded or round_robin." enum:"least_loaded,round_robin" default:"least_loaded"`
+	Policy       string        `help:"Which node gets a request: round_robin, least_loaded, power_of_two, kv_aware or conversation." enum:"round_robin,least_loaded,power_of_two,kv_aware,conversation" default:"least_loaded"`
+	CtxPolicy    string        `help:"--policy of context nodes. Empty: --policy." name:"ctx-policy" enum:",round_robin,least_loaded,power_of_two,kv_aware,conversation" default:""`
+	GenPolicy    string        `help:"--policy of generation nodes. Empty: --policy." name:"gen-policy" enum:",round_robin,least_loaded,power_of_two,kv_aware,conversation" default:""`
+	LocalPrefill int           `help:"Most uncached prompt tokens that a generation node prefills itself where that is estimated to be faster than a context node and the hand-over. With --schedule auto and kv_aware for generation nodes; 0: never." name:"local-prefill-max" default:"512" placeholder:"TOKENS"`
 	Grace        time.Duration `help:"Time that running requests get after SIGTERM." default:"10s"`
 	Timeout      time.Duration `help:"Longest life of a request; then it is ended with an error." default:"10m"`
 	ClientIdle   time.Duration `help:"A client that takes no byte for so long is cut." default:"30s"`
@@ -60,6 +65,8 @@ func (o *options) Validate() error {
 		return fmt.Errorf("--timeout %s: must be 1s or more", o.Timeout)
 	case o.ClientIdle < time.Second:
 		return fmt.Errorf("--client-idle %s: must be 1s or more", o.ClientIdle)
+	case o.LocalPrefill < 0:
+		return fmt.Errorf("--local-prefill-max %d: must be 0 or more", o.LocalPrefill)
 	case o.MaxBody < 1024:
 		return fmt.Errorf("--max-body %d: must be 1024 or more", o.MaxBody)
 	case o.MaxConns < 1:
@@ -80,6 +87,11 @@ func (o *options) Validate() error {
 		}
 	}
 	return nil
+}
+
+// policies are those of context and of generation nodes.
+func (o *options) policies() (ctx, gen place.Policy) {
+	return place.Policy(cmp.Or(o.CtxPolicy, o.Policy)), place.Policy(cmp.Or(o.GenPolicy, o.Policy))
 }
 
 func (o *options) statics() []pool.Static {
