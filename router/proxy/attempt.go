@@ -96,11 +96,7 @@ func (a *attempt) now() *int64 {
 
 func (a *attempt) place(tried *exclusions) *api.Error {
 	p := a.s.p
-	tokens := len(a.sub.ids)
-	if tokens == 0 {
-		tokens = len(a.s.req.Body) / 4 // text that is not tokenized here: a rough guess
-	}
-	c, err := p.o.Pool.Pick(p.ask(a.s.req.Model, tokens, tried))
+	c, err := p.o.Pool.Pick(a.sub.ask(tried))
 	if err != nil {
 		return api.Unavailable("place", retryAfter, "no nodes can take this request now: %v", err)
 	}
@@ -109,7 +105,7 @@ func (a *attempt) place(tried *exclusions) *api.Error {
 		a.id = p.ids.next()
 	}
 	a.stamps.PlacedNS = a.now()
-	p.met.decisions.WithLabelValues(c.Decision.Policy, a.style).Inc()
+	p.met.decisions.WithLabelValues(c.Decision.Policy, a.style, c.Cause).Inc()
 	return nil
 }
 

@@ -37,8 +37,8 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			Name: "meridian_router_retries_total", Help: "Sub-requests that were tried again, by the stage that failed.",
 		}, []string{"stage"}),
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "meridian_router_decisions_total", Help: "Placements by policy and serving style.",
-		}, []string{"policy", "style"}),
+			Name: "meridian_router_decisions_total", Help: "Placements by policy, serving style and reason: pair, aggregated, no_pair or local_cheaper.",
+		}, []string{"policy", "style", "reason"}),
 		tokens: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "meridian_router_output_tokens_total", Help: "Tokens of finished requests.",
 		}),

@@ -125,14 +125,6 @@ func (p *Proxy) Ready() error {
 	return p.o.Pool.Ready(p.o.Schedule == Aggregated, p.o.Schedule == Auto)
 }
 
-// ask is what a sub-request wants from the pool.
-func (p *Proxy) ask(model string, tokens int, tried *exclusions) pool.Ask {
-	return pool.Ask{
-		Model: model, Tokens: tokens, Aggregated: p.o.Schedule == Aggregated, Fallback: p.o.Schedule == Auto,
-		ExcludeCtx: tried.ctx, ExcludeGen: tried.gen,
-	}
-}
-
 // exclusions are the nodes that failed a sub-request.
 type exclusions struct{ ctx, gen []string }
 

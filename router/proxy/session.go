@@ -12,6 +12,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"meridian.internal/router/keys"
+	"meridian.internal/router/pool"
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/phase"
 )
@@ -45,9 +46,10 @@ type session struct {
 type sub struct {
 	s       *session
 	index   int
-	first   bool    // first choice of its prompt: its prompt tokens count
-	ids     []int32 // nil: a worker tokenizes
-	prompt  []byte  // JSON that replaces prompt; nil: the client's is sent
+	first   bool          // first choice of its prompt: its prompt tokens count
+	ids     []int32       // nil: a worker tokenizes
+	blocks  []pool.Prefix // of ids; nil: not hashed, or no policy asks
+	prompt  []byte        // JSON that replaces prompt; nil: the client's is sent
 	tries   []*attempt
 	budget  int
 	started bool // a byte of it went to the client

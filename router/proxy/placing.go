@@ -1,0 +1,54 @@
+package proxy
+
+import (
+	"encoding/json"
+	"time"
+
+	"meridian.internal/router/pool"
+	"meridian.internal/shared/api"
+)
+
+// ask is what a sub-request wants from the pool.
+func (b *sub) ask(tried *exclusions) pool.Ask {
+	p := b.s.p
+	tokens := len(b.ids)
+	if tokens == 0 {
+		tokens = len(b.s.req.Body) / 4 // text that is not tokenized here: a rough guess
+	}
+	if b.ids != nil && b.blocks == nil {
+		b.blocks = p.o.Pool.Hash(b.s.req.Model, b.ids)
+	}
+	return pool.Ask{
+		Model: b.s.req.Model, Tokens: tokens, Prefix: b.blocks, Conversation: conversation(b.s.req),
+		Life:       p.o.Timeout - time.Duration(p.o.Steady.Now()-b.s.received),
+		Aggregated: p.o.Schedule == Aggregated, Fallback: p.o.Schedule == Auto, ExcludeCtx: tried.ctx, ExcludeGen: tried.gen,
+	}
+}
+
+// maxConversation bounds what a client may name a conversation.
+const maxConversation = 512
+
+// conversation is the name that the client gives to its conversation: conversation_params.conversation_id, or
+// conversation_id; "" when it gives none, or none that is usable.
+func conversation(r *api.Request) string {
+	var id string
+	for _, f := range r.Fields {
+		switch string(f.Key) {
+		case "conversation_id":
+			if id == "" {
+				_ = json.Unmarshal(f.Value, &id) // another type is the worker's to judge
+			}
+		case "conversation_params":
+			var in struct {
+				ID string `json:"conversation_id"`
+			}
+			if json.Unmarshal(f.Value, &in) == nil && in.ID != "" {
+				id = in.ID
+			}
+		}
+	}
+	if len(id) > maxConversation {
+		return ""
+	}
+	return id
+}
