@@ -25,6 +25,9 @@ func transferred() []*phase.Record {
 	at := func(shift int64, v float64) *int64 { ns := t0 + shift + int64(v*float64(ms)); return &ns }
 	rs[1].Transfer = &phase.Transfer{Peer: "gen0", RequestedNS: at(ctxShift, 2.53), StartNS: at(ctxShift, 5.98), InstalledNS: at(ctxShift, 11.04)}
 	rs[2].Transfer.RequestedNS = at(genShift, 2.5)
+	r, c, g := &rs[0].Stamps, &rs[1].Stamps, &rs[2].Stamps // the router's messages take 300 us
+	r.GenDispatchNS, g.ReceiveNS, g.HeadersSentNS, r.GenHeadersNS = at(0, 0.6), at(genShift, 0.9), at(genShift, 1.7), at(0, 2)
+	r.CtxDispatchNS, c.ReceiveNS = at(0, 2), at(ctxShift, 2.3)
 	return rs
 }
 
