@@ -23,6 +23,7 @@ const (
 	conflictFor       = 60 * time.Second
 	firstRetry        = 100 * time.Millisecond
 	lastRetry         = 2 * time.Second
+	passiveLook       = time.Hour // a passive peer that becomes active is poked
 )
 
 // peer is one followed clock. run's goroutine probes.
@@ -91,7 +92,10 @@ func (p *peer) run(ctx context.Context) {
 	}
 	defer pr.Close()
 	for ctx.Err() == nil {
-		wait := p.step(ctx, pr)
+		wait := passiveLook
+		if !p.snapshot().Passive {
+			wait = p.step(ctx, pr)
+		}
 		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
@@ -336,10 +340,40 @@ func (p *peer) at(id clock.ID, n int64) (clock.Estimate, bool) {
 	return clock.Estimate{}, false
 }
 
-func (p *peer) hint(x ntp.Exchange) bool {
+func (p *peer) hint(id clock.ID, x ntp.Exchange) Hinted {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.ests) > 0 && p.ests[len(p.ests)-1].Hint(x)
+	for _, e := range p.ests {
+		if e.Local().Epoch() == id.Epoch() && e.Reference().Epoch() == p.opts.Steady.ID().Epoch() {
+			// The stamps come from another instance's anchor than the estimate, perhaps: an exchange may err by that.
+			x.ErrNS += p.opts.Steady.AnchorErrNS() + anchorSlackNS
+			switch {
+			case e.Hint(x):
+				return HintAgrees
+			case e.Stats().Bursts > 0:
+				return HintContradicts
+			}
+		}
+	}
+	return HintUnknown
+}
+
+// anchorSlackNS bounds the anchor of another process: the best of 1,000 brackets of its clock.
+const anchorSlackNS = 1000
+
+// learn takes what was measured elsewhere as a burst that proved the estimate's bounds.
+func (p *peer) learn(e clock.Estimate) {
+	own := p.opts.Steady.ID()
+	if !e.Usable() || e.State == clock.Identity || e.Reference.Epoch() != own.Epoch() || e.Local.Epoch() == "" {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.info.Passive {
+		return
+	}
+	p.estimator(own, e.Local).AddBounds(estimate.Stored{LowerNS: e.LowerNS, LowerAtNS: e.AtNS, UpperNS: e.UpperNS, UpperAtNS: e.AtNS})
+	p.transport, p.lastAt, p.seq = e.Transport, p.opts.Steady.Now(), e.Seq
 }
 
 func (p *peer) status() Status {

@@ -27,6 +27,8 @@ type Peer struct {
 	ClockAddr string   // host:port of its UDP responder; "": HTTP only
 	URL       string   // base URL, for HTTP; "": UDP only
 	ClockID   clock.ID // as it registered; "" when not known. A reply that says otherwise wins
+	// Passive: somebody else probes it. It is not probed; what is known comes by Learn and Hint.
+	Passive bool
 }
 
 // Options of a tracker.
@@ -160,8 +162,8 @@ func (t *Tracker) reconcile(ctx context.Context, stops map[string]context.Cancel
 	for name, p := range t.peers {
 		w, ok := t.wanted[name]
 		if ok && w.ClockAddr == p.info.ClockAddr && w.URL == p.info.URL {
-			if w.ClockID != p.info.ClockID {
-				p.hurry() // another process under the old addresses
+			if w.ClockID != p.info.ClockID || w.Passive != p.info.Passive {
+				p.hurry() // another process under the old addresses, or it is ours to probe from now on
 			}
 			p.setInfo(w)
 			continue
@@ -190,9 +192,7 @@ func (t *Tracker) reconcile(ctx context.Context, stops map[string]context.Cancel
 
 // Newest returns what is known of a peer's clock now. Not ok: no such peer.
 func (t *Tracker) Newest(name string) (clock.Estimate, bool) {
-	t.mu.Lock()
-	p := t.peers[name]
-	t.mu.Unlock()
+	p := t.peer(name)
 	if p == nil {
 		return clock.Estimate{}, false
 	}
@@ -238,13 +238,35 @@ func (t *Tracker) EstimateAt(id clock.ID, localNS int64) (clock.Estimate, bool) 
 	return best, found
 }
 
-// Hint feeds an exchange that came for free (the clock header of a routed request) to a peer's bounds. It reports whether
-// the exchange agrees with what is known.
-func (t *Tracker) Hint(name string, x ntp.Exchange) bool {
+// Hint feeds an exchange that came for free (the clock header of a routed request) to the bounds of a peer's clock id.
+func (t *Tracker) Hint(name string, id clock.ID, x ntp.Exchange) Hinted {
+	if p := t.peer(name); p != nil {
+		return p.hint(id, x)
+	}
+	return HintUnknown
+}
+
+// Hinted says what became of a hint.
+type Hinted int
+
+// The fates of a hint.
+const (
+	HintUnknown     Hinted = iota // nothing is known of this clock yet
+	HintAgrees                    // its bounds meet what is known
+	HintContradicts               // it proves that the estimate, or the stamps of the peer, are wrong
+)
+
+// Learn feeds an estimate of a passive peer's clock against ours that somebody else has measured.
+func (t *Tracker) Learn(name string, e clock.Estimate) {
+	if p := t.peer(name); p != nil {
+		p.learn(e)
+	}
+}
+
+func (t *Tracker) peer(name string) *peer {
 	t.mu.Lock()
-	p := t.peers[name]
-	t.mu.Unlock()
-	return p != nil && p.hint(x)
+	defer t.mu.Unlock()
+	return t.peers[name]
 }
 
 // jitter spreads an interval by ±10 %, so that the bursts of many peers do not meet.

@@ -145,10 +145,10 @@ func TestAnotherClockIsFollowedWithinItsBound(t *testing.T) {
 	if !ok || !e.Usable() {
 		t.Errorf("newest %+v", e)
 	}
-	if !f.Hint("gen-0", ntp.Exchange{T1: own.Now() - 1e6, T2: other.Now() - 1e6, T3: other.Now(), T4: own.Now() + 1e6}) {
+	if f.Hint("gen-0", other.ID(), ntp.Exchange{T1: own.Now() - 1e6, T2: other.Now() - 1e6, T3: other.Now(), T4: own.Now() + 1e6}) != HintAgrees {
 		t.Error("a true hint was refused")
 	}
-	if f.Hint("gen-0", ntp.Exchange{T1: own.Now(), T2: own.Now(), T3: own.Now(), T4: own.Now()}) {
+	if f.Hint("gen-0", other.ID(), ntp.Exchange{T1: own.Now(), T2: own.Now(), T3: own.Now(), T4: own.Now()}) != HintContradicts {
 		t.Error("a hint that the offset is 0 was believed")
 	}
 }

@@ -38,8 +38,8 @@ type Verdict struct {
 	Messages int64    // that contradict
 }
 
-// Add takes the messages of a line.
-func (c *Clocks) Add(l *timeline.Line) {
+// Add takes the messages of a line and counts those that contradict.
+func (c *Clocks) Add(l *timeline.Line) (contradicted int64) {
 	l.Links(func(k timeline.Link) {
 		pairs := c.routers[l.Router]
 		if pairs == nil {
@@ -57,9 +57,11 @@ func (c *Clocks) Add(l *timeline.Line) {
 		}
 		if ns > 0 {
 			p.contradicted++
+			contradicted++
 		}
 		pairs[d] = p
 	})
+	return contradicted
 }
 
 // Merge adds what another has seen.

@@ -66,7 +66,7 @@ func TestAClockThatLiesByAMillisecondIsNamed(t *testing.T) {
 		{"with the router's messages", 0, [][2]string{{"ctx0", "gen0"}, {"ctx0", "gen1"}}},
 		{"by KV transfers alone", 5_000_000, [][2]string{{"ctx0", "gen0"}, {"ctx0", "gen1"}}},
 	} {
-		const runs = 300
+		const runs = 90
 		named := 0
 		for seed := range uint64(runs) {
 			liar := []string{"ctx0", "gen0", "gen1"}[seed%3]

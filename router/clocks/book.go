@@ -1,6 +1,7 @@
 // Package clocks owns what a router knows of the nodes' clocks against its own: it probes them itself, or takes the
-// estimates that a clocksync publishes while one is registered. It keeps the past, since a stamp is converted with the
-// estimate of its own time. The arithmetic is in clocksync/track and shared/clock.
+// estimates that a clocksync publishes while one is registered. Either way every routed request tightens or contradicts
+// what is known, and so do the messages between nodes that timelines tell of. It keeps the past, since a stamp is converted
+// with the estimate of its own time. The arithmetic is in clocksync/track, clocksync/closure and shared/clock.
 //
 // Run's goroutine sets the peers; a second one, which Run waits for, reads the bucket of published estimates.
 package clocks
@@ -12,11 +13,14 @@ import (
 	"sort"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"meridian.internal/clocksync/ntp"
 	"meridian.internal/clocksync/track"
+	"meridian.internal/router/timeline"
 	"meridian.internal/shared/bus"
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/node"
@@ -47,6 +51,8 @@ const (
 type Book struct {
 	o       Options
 	tracker *track.Tracker
+	witness *witness
+	hints   [track.HintContradicts + 1]atomic.Int64 // exchanges of routed requests, by what became of them
 
 	mu   sync.Mutex                  // guards past; short reads and writes only
 	past map[string][]clock.Estimate // by local epoch, in the order of AtNS
@@ -59,6 +65,7 @@ func New(o Options) *Book {
 	}
 	return &Book{
 		o: o, past: map[string][]clock.Estimate{},
+		witness: newWitness(o.Logger),
 		tracker: track.New(track.Options{Steady: o.Steady, KernelDir: o.KernelDir, Key: o.Key, Transport: o.Transport, Logger: o.Logger}),
 	}
 }
@@ -87,7 +94,7 @@ func (b *Book) follow(ctx context.Context) error {
 		case since.IsZero():
 			since = time.Now()
 		case time.Since(since) > handOver:
-			peers = b.uncovered(peers)
+			b.leave(peers)
 		}
 		b.tracker.SetPeers(peers)
 		select {
@@ -121,15 +128,13 @@ func (b *Book) peers() (out []track.Peer, served bool) {
 	return out, served
 }
 
-// uncovered keeps the peers that clocksync has published nothing usable of, such as those in no registry.
-func (b *Book) uncovered(peers []track.Peer) []track.Peer {
-	var out []track.Peer
-	for _, p := range peers {
-		if e, ok := b.published(p.ClockID, maxStamp); !ok || !e.Usable() {
-			out = append(out, p)
-		}
+// leave leaves the probing of those peers to clocksync that it publishes good estimates of; others, such as those in no
+// registry, stay ours.
+func (b *Book) leave(peers []track.Peer) {
+	for i := range peers {
+		e, ok := b.fresh(peers[i].ClockID)
+		peers[i].Passive = ok && e.Usable() && e.State != clock.Holdover
 	}
-	return out
 }
 
 const maxStamp = 1<<63 - 1
@@ -150,18 +155,55 @@ func (b *Book) Estimate(id clock.ID, localNS int64) (clock.Estimate, bool) {
 	return own, true
 }
 
-// Newest is what is known of a node's clock now, as /cluster shows it.
+// Newest is what is known of a node's clock now, as /cluster shows it. A clock that the messages of requests prove wrong is
+// shown as quarantined; its stamps are still converted, so that each timeline shows what contradicts, with both numbers.
 func (b *Book) Newest(i node.Info) (clock.Estimate, bool) {
 	own, ok := b.tracker.Newest(node.Key(i.Role, i.Name))
-	pub, ok2 := b.published(i.ClockID, maxStamp)
-	if ok && own.Usable() && (!ok2 || !pub.Usable() || own.BoundNS() <= pub.BoundNS()) {
-		return own, true
+	pub, ok2 := b.fresh(i.ClockID)
+	if !ok || ok2 && pub.Usable() && (!own.Usable() || pub.BoundNS() < own.BoundNS()) {
+		own, ok = pub, ok2
 	}
-	if ok2 {
-		return pub, true
+	if ok && b.witness.proves(i.Name) {
+		own.State = clock.Quarantined
 	}
 	return own, ok
 }
+
+// staleAfter is more than the longest interval between two bursts: a published estimate that is older has no successor.
+const staleAfter = 15 * time.Second
+
+// fresh is the newest published estimate as it is now: its bound has grown since, and without a successor it says so.
+func (b *Book) fresh(id clock.ID) (clock.Estimate, bool) {
+	e, ok := b.published(id, maxStamp)
+	if !ok || !e.Usable() {
+		return e, ok
+	}
+	now := b.o.Steady.Now() - e.OffsetNS // local time, near enough
+	age := now - e.AtNS
+	if age <= 0 {
+		return e, true
+	}
+	grew, offset := e.BoundAt(now)-e.BoundNS(), e.OffsetAt(now)
+	e.LowerNS += offset - e.OffsetNS - grew
+	e.UpperNS += offset - e.OffsetNS + grew
+	e.OffsetNS, e.AtNS = offset, now
+	switch {
+	case e.VoidAfterNS != 0 && now > e.VoidAfterNS:
+		e.State = clock.Void
+	case age > int64(staleAfter) && e.State == clock.Synced:
+		e.State = clock.Holdover
+	}
+	return e, true
+}
+
+// Exchange takes a routed request as a clock exchange with a node, named by its key. It is held against what is known and
+// may tighten it; it never moves a point.
+func (b *Book) Exchange(key string, id clock.ID, x ntp.Exchange) {
+	b.hints[b.tracker.Hint(key, id, x)].Add(1)
+}
+
+// Line takes the messages that a timeline tells of. Call it from one goroutine.
+func (b *Book) Line(l *timeline.Line) { b.witness.add(l, time.Now()) }
 
 // published finds the newest estimate that was made by localNS, else the first after it.
 func (b *Book) published(id clock.ID, localNS int64) (clock.Estimate, bool) {
@@ -220,6 +262,9 @@ func (b *Book) watch(ctx context.Context) error {
 				continue // a deletion, or something that is none of ours
 			}
 			b.put(p.Estimate)
+			for _, r := range []node.Role{node.RoleCtx, node.RoleGen} {
+				b.tracker.Learn(node.Key(r, p.Node), p.Estimate)
+			}
 		}
 	}
 }

@@ -1,10 +1,17 @@
 package clocks
 
 import (
+	"context"
+	"runtime"
 	"testing"
+	"time"
 
+	"meridian.internal/clocksync/ntp"
+	"meridian.internal/clocksync/track"
+	"meridian.internal/router/timeline"
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/node"
+	"meridian.internal/shared/phase"
 )
 
 func newBook(t *testing.T, o Options) *Book {
@@ -67,7 +74,7 @@ func TestPastIsBounded(t *testing.T) {
 	if n := len(b.past[id.Epoch()]); n != keepPast {
 		t.Errorf("%d estimates are kept, want %d", n, keepPast)
 	}
-	if e, _ := b.Newest(node.Info{ClockID: id}); e.AtNS != 3*keepPast-1 {
+	if e, _ := b.published(id, maxStamp); e.AtNS != 3*keepPast-1 {
 		t.Errorf("the newest is of %d", e.AtNS)
 	}
 }
@@ -85,12 +92,122 @@ func TestPeers(t *testing.T) {
 	if len(peers) != 3 || !served || peers[2].Name != "gen.s" {
 		t.Errorf("got %+v, %v", peers, served)
 	}
-	b.put(estimate(b, clock.MakeID(1, 5), 1, 2, 3)) // clocksync has measured a
-	if rest := b.uncovered(peers); len(rest) != 2 || rest[0].Name != "gen.bb" {
-		t.Errorf("left to this router: %+v", rest)
+	b.put(estimate(b, clock.MakeID(1, 5), b.o.Steady.Now()-1e9, 2, 3)) // clocksync has measured a a second ago
+	old := estimate(b, clock.MakeID(2, 5), b.o.Steady.Now()-60e9, 2, 3)
+	b.put(old) // and bb a minute ago
+	if b.leave(peers); !peers[0].Passive || peers[1].Passive || peers[2].Passive {
+		t.Errorf("only the first is clocksync's: %+v", peers)
 	}
 	members[3].Alive = false
 	if _, served = b.peers(); served {
 		t.Error("a dead clocksync counts")
+	}
+}
+
+func TestAPublishedEstimateAgesAndSaysSo(t *testing.T) {
+	b := newBook(t, Options{})
+	now := b.o.Steady.Now()
+	for _, c := range []struct {
+		name  string
+		age   int64
+		void  int64 // after its time; 0: never
+		bound int64 // least
+		state clock.State
+	}{
+		{"fresh", 1e9, 0, 100, clock.Synced},
+		{"without a successor for a minute", 60e9, 0, 100 + 60*500 + 60*60*100/2, clock.Holdover},
+		{"after its end", 60e9, 30e9, 100, clock.Void},
+	} {
+		id := clock.MakeID(uint64(c.age+c.void), 1)
+		e := estimate(b, id, now-c.age-7_000, 7_000, 100)
+		e.SkewErrPPB, e.EtaPPBPerS = 500, 100
+		if c.void != 0 {
+			e.VoidAfterNS = e.AtNS + c.void
+		}
+		b.put(e)
+		got, ok := b.Newest(node.Info{ClockID: id})
+		if !ok || got.State != c.state || got.BoundNS() < c.bound || c.state != clock.Void && got.BoundNS() > c.bound*11/10+600 {
+			t.Errorf("%s: %s, bound %d, want %s and about %d", c.name, got.State, got.BoundNS(), c.state, c.bound)
+		}
+	}
+}
+
+// While clocksync probes, requests still tighten and contradict what it publishes.
+func TestRequestsAreHeldAgainstPublishedEstimates(t *testing.T) {
+	b := newBook(t, Options{})
+	id := clock.MakeID(9, 1)
+	const offset = int64(-5e12)
+	key := node.Key(node.RoleGen, "g")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	b.tracker.SetPeers([]track.Peer{{Name: key, URL: "http://127.0.0.1:1", ClockID: id, Passive: true}})
+	go func() { done <- b.tracker.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	exchange := func(lie int64) {
+		t1 := b.o.Steady.Now()
+		b.Exchange(key, id, ntp.Exchange{T1: t1, T2: t1 + 40_000 - offset + lie, T3: t1 + 90_000 - offset + lie, T4: t1 + 130_000})
+	}
+	known := func() bool { _, ok := b.tracker.Newest(key); return ok }
+	for !known() {
+		runtime.Gosched()
+	}
+	if exchange(0); b.hints[track.HintUnknown].Load() != 1 {
+		t.Error("an exchange with a clock that nobody has measured is not counted as such")
+	}
+	for i := range int64(10) {
+		e := estimate(b, id, b.o.Steady.Now()-offset-(10-i)*1e9, offset, 300_000)
+		e.EtaPPBPerS = 100
+		b.put(e)
+		b.tracker.Learn(key, e)
+	}
+	at := b.o.Steady.Now() - offset
+	before, _ := b.Estimate(id, at)
+	exchange(0)
+	after, ok := b.Estimate(id, at)
+	if !ok || before.BoundNS() < 250_000 || after.BoundNS() > 60_000 || after.LowerNS > offset || after.UpperNS < offset {
+		t.Errorf("a request of 40 us each way changed the bound from %d to %d: %+v", before.BoundNS(), after.BoundNS(), after)
+	}
+	exchange(1_000_000)
+	if a, c := b.hints[track.HintAgrees].Load(), b.hints[track.HintContradicts].Load(); a != 1 || c != 1 {
+		t.Errorf("%d agree, %d contradict, want 1 each", a, c)
+	}
+	if again, _ := b.Estimate(id, at); again.LowerNS > offset || again.UpperNS < offset {
+		t.Errorf("stamps that lie moved the bounds to [%d, %d]", again.LowerNS-offset, again.UpperNS-offset)
+	}
+}
+
+func TestAClockThatMessagesProveWrongIsShownAndForgivenLater(t *testing.T) {
+	b := newBook(t, Options{})
+	id := clock.MakeID(9, 1)
+	b.put(estimate(b, id, b.o.Steady.Now(), 0, 1000))
+	ns := func(v int64) *int64 { return &v }
+	phaseOf := func(role phase.Role, name string, clockID clock.ID, stamps ...timeline.Stamp) timeline.Phase {
+		return timeline.Phase{Role: role, Node: name, Clock: timeline.PhaseClock{ID: clockID, BoundNS: ns(1000)}, Stamps: stamps}
+	}
+	line := func(received int64) *timeline.Line {
+		own := b.o.Steady.ID()
+		return &timeline.Line{Router: "r0", Style: "generation_first", Reference: own, Phases: []timeline.Phase{
+			phaseOf(phase.Disagg, "r0", own, timeline.Stamp{Name: "gen_dispatch_ns", Ref: ns(0)}),
+			phaseOf(phase.Gen, "g", id, timeline.Stamp{Name: "receive_ns", Ref: ns(received)}),
+		}}
+	}
+	state := func() clock.State { e, _ := b.Newest(node.Info{Name: "g", Role: node.RoleGen, ClockID: id}); return e.State }
+	t0 := time.Now()
+	b.witness.add(line(-1500), t0)
+	if s := state(); s != clock.Synced {
+		t.Errorf("%s because of a stamp that the bounds explain", s)
+	}
+	b.witness.add(line(-900_000), t0.Add(2*time.Second))
+	if s := state(); s != clock.Quarantined || b.witness.messages() != 1 {
+		t.Errorf("%s after a message that was received 0.9 ms before it was sent; %d counted", s, b.witness.messages())
+	}
+	if _, ok := b.Estimate(id, b.o.Steady.Now()); !ok {
+		t.Error("its stamps are no longer converted")
+	}
+	for i := range 3 {
+		b.witness.add(line(50_000), t0.Add(time.Duration(i+1)*(forgetAfter+time.Second)))
+	}
+	if s := state(); s != clock.Synced {
+		t.Errorf("%s three minutes later", s)
 	}
 }

@@ -74,7 +74,11 @@ func (a *attempt) leg(l *pool.Lease) *phase.Leg {
 // send posts a leg; a status other than 200 is an error in the node's own words.
 func (a *attempt) send(ctx context.Context, stage string, l *pool.Lease, b body, leg *phase.Leg) (*upstream.Response, *api.Error) {
 	l.Sent()
+	t1 := a.s.p.o.Steady.Now()
 	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{URL: l.URL, Path: a.path(), Headers: a.headers(), Body: b.open, Tail: b.tail, Foreign: l.Foreign})
+	if err == nil && res.Clock != "" {
+		a.s.p.exchanged(l, res.Clock, t1)
+	}
 	if err != nil {
 		if errors.Is(err, upstream.ErrNotSent) {
 			leg.Records = false

@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"meridian.internal/clocksync/ntp"
 	"meridian.internal/router/keys"
 	"meridian.internal/router/pool"
 	"meridian.internal/router/upstream"
@@ -54,7 +55,9 @@ type Options struct {
 	Record     func(*phase.Record)                    // takes the router's own records; must not block
 	Timelines  Timelines                              // nil: no /timelines
 	Estimate   func(node.Info) (clock.Estimate, bool) // clock of a node against this router's; nil: none
-	Keys       *keys.Store                            // API keys of clients; nil: everybody may do everything
+	// Exchange takes the clock exchange that a leg was at the same time; the node is named by its key. nil: not wanted.
+	Exchange   func(key string, id clock.ID, x ntp.Exchange)
+	Keys       *keys.Store // API keys of clients; nil: everybody may do everything
 	Metrics    prometheus.Registerer
 	Logger     *slog.Logger
 	NoBus      bool          // records of nodes cannot reach this router: its own is all that a timeline waits for
@@ -97,6 +100,9 @@ func New(o Options) (*Proxy, error) {
 	}
 	if o.Record == nil {
 		o.Record = func(*phase.Record) {}
+	}
+	if o.Exchange == nil {
+		o.Exchange = func(string, clock.ID, ntp.Exchange) {}
 	}
 	if o.Estimate == nil {
 		o.Estimate = func(node.Info) (clock.Estimate, bool) { return clock.Estimate{}, false }

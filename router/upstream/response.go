@@ -24,6 +24,7 @@ type Response struct {
 	Status      int
 	ContentType string
 	RetryAfter  string // as sent
+	Clock       string // stamps of the node's clock, as sent (clock.InbandHeader); "": none
 
 	client *Client
 	conn   *conn
@@ -116,6 +117,8 @@ func (r *Response) header(line []byte) error {
 		r.ContentType = string(value)
 	case equalFold(name, "retry-after"):
 		r.RetryAfter = string(value)
+	case equalFold(name, "x-meridian-clock"):
+		r.Clock = string(value)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"meridian.internal/shared/api"
+	"meridian.internal/shared/clock"
 	"meridian.internal/shared/sse"
 )
 
@@ -31,10 +32,26 @@ func (n *Node) serve(c echo.Context, chat bool) error {
 	if o.clientID != "" {
 		c.Response().Header().Set(api.HeaderRequestID, o.clientID)
 	}
+	c.Response().Before(func() { n.stampClock(c.Response().Header(), o) })
 	if k.stream {
 		return k.serveStream(ctx, c.Response())
 	}
 	return k.serveWhole(ctx, c.Response())
+}
+
+// stampClock makes the answer the second half of a clock exchange. It runs right before the head is written.
+func (n *Node) stampClock(h http.Header, o origin) {
+	sent := n.o.Steady.Now()
+	if o.router != noRouter {
+		h[clock.InbandHeader] = []string{string(clock.AppendInband(nil, n.o.Steady.ID(), o.receivedNS, sent))}
+	}
+	if o.metrics {
+		received := o.receivedNS
+		if off, ok := n.o.Adjusted.Offset(received); ok {
+			received, sent = received+off, sent+off
+		}
+		h.Set(api.HeaderClockSync, string(clock.AppendClockSync(nil, received, sent)))
+	}
 }
 
 // wallSeconds is the wall clock of "created"; nothing is measured with it.

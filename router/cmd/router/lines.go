@@ -42,7 +42,11 @@ func (d *daemon) openLines(context.Context) (err error) {
 	d.feed = web.NewFeed(time.Now, d.clocksNow)
 	l.collector, err = collect.New(collect.Options{
 		Router: d.o.Name, Dir: d.o.Traces, MaxTotal: d.o.TracesMax, Compress: d.o.TracesCompress, Conn: d.conn, Publisher: l.publisher, Registry: d.metrics, Logger: d.log,
-		OnLine: func(line *timeline.Line) { d.feed.Add(line); d.pool.Learn(line) },
+		OnLine: func(line *timeline.Line) {
+			d.feed.Add(line)
+			d.pool.Learn(line)
+			d.clocks.Line(line)
+		},
 		Clocks: timeline.Clocks{Reference: d.steady.ID(), Estimate: d.clocks.Estimate, Wall: d.wall},
 	})
 	if err != nil {

@@ -1,0 +1,59 @@
+package worker
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"meridian.internal/shared/api"
+	"meridian.internal/shared/clock"
+)
+
+// Streamed or whole, an answer to a router carries the raw stamps of the node's clock; TensorRT-LLM's header, in seconds of
+// the adjusted clock, goes to who asks for metrics.
+func TestAnswersCarryTheStampsOfTheClock(t *testing.T) {
+	f := newFake(t)
+	shift := int64(7e12)
+	if err := f.o.Adjusted.Push(clock.Push{OffsetNS: &shift}); err != nil {
+		t.Fatal(err)
+	}
+	for _, body := range []string{`{"model":"tiny","prompt":[5],"stream":true}`, `{"model":"tiny","prompt":[5]}`} {
+		for _, c := range []struct {
+			name            string
+			router, metrics string
+		}{{"a router that wants metrics", "r0", "1"}, {"a router that wants none", "r0", ""}, {"a client", "", "1"}} {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.srv.URL+"/v1/completions", strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for name, v := range map[string]string{api.HeaderRouter: c.router, api.HeaderReturnMetrics: c.metrics} {
+				if v != "" {
+					req.Header.Set(name, v)
+				}
+			}
+			before := f.o.Steady.Now()
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			after := f.o.Steady.Now()
+			resp.Body.Close()
+			id, received, sent, err := clock.ParseInband(resp.Header.Get(clock.InbandHeader))
+			if c.router == "" {
+				received, sent = before, after
+			}
+			if (err == nil) != (c.router != "") || c.router != "" && id != f.o.Steady.ID() || before > received || received > sent || sent > after {
+				t.Errorf("%s: %s, %d to %d within %d to %d, %v", c.name, id, received, sent, before, after, err)
+			}
+			var rs, rn, ts, tn int64
+			sync := resp.Header.Get(api.HeaderClockSync)
+			if _, err := fmt.Sscanf(sync, "receive;ts=%d.%d, transmit;ts=%d.%d", &rs, &rn, &ts, &tn); (err == nil) != (c.metrics == "1") {
+				t.Errorf("%s: %s is %q", c.name, api.HeaderClockSync, sync)
+			}
+			if c.metrics == "1" && (rs*1e9+rn < before+shift || ts*1e9+tn > after+shift || rs*1e9+rn > ts*1e9+tn) {
+				t.Errorf("%s: %q is not within %d to %d + %d", c.name, sync, before, after, shift)
+			}
+		}
+	}
+}
