@@ -191,7 +191,10 @@ func TestAClockThatMessagesProveWrongIsShownAndForgivenLater(t *testing.T) {
 			phaseOf(phase.Gen, "g", id, timeline.Stamp{Name: "receive_ns", Ref: ns(received)}),
 		}}
 	}
-	state := func() clock.State { e, _ := b.Newest(node.Info{Name: "g", Role: node.RoleGen, ClockID: id}); return e.State }
+	state := func() clock.State {
+		e, _ := b.Newest(node.Info{Name: "g", Role: node.RoleGen, ClockID: id})
+		return e.State
+	}
 	t0 := time.Now()
 	b.witness.add(line(-1500), t0)
 	if s := state(); s != clock.Synced {
