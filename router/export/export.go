@@ -1,5 +1,5 @@
 // Package export turns timelines into what other tools read: Chrome trace events, Perfetto, OpenTelemetry, TensorRT-LLM's
-// records, CSV. It adds nothing to a line and writes in one pass.
+// records, CSV, Parquet. It adds nothing to a line and writes in one pass.
 package export
 
 import (
@@ -16,7 +16,7 @@ import (
 var ErrFormat = errors.New("export: unknown format")
 
 // Formats that New knows.
-func Formats() []string { return []string{"chrome", "csv", "otlp", "perfetto", "trtllm"} }
+func Formats() []string { return []string{"chrome", "csv", "otlp", "parquet", "perfetto", "trtllm"} }
 
 // Exporter takes lines one after the other.
 type Exporter interface {
@@ -34,6 +34,8 @@ func New(format string, w io.Writer) (Exporter, error) {
 		return newCSV(b), nil
 	case "otlp":
 		return &otlp{w: b}, nil
+	case "parquet":
+		return newParquet(w), nil
 	case "perfetto":
 		return newPerfetto(b), nil
 	case "trtllm":

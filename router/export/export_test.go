@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/parquet-go/parquet-go"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"meridian.internal/router/timeline"
@@ -250,6 +252,23 @@ func TestCSVHasARowARequest(t *testing.T) {
 }
 
 // TestEverySpanHasAColumn compares with the names that the merge can give.
+func TestParquetGivesBackEveryRow(t *testing.T) {
+	full, bare := vector(), &timeline.Line{Schema: timeline.Schema, RequestID: "bare"}
+	full.Error, full.CriticalSpan = &phase.Error{Stage: "kv", Message: "gone"}, "prefill"
+	out := export(t, "parquet", full, bare)
+	rows, err := parquet.Read[request](strings.NewReader(out), int64(len(out)))
+	if err != nil || len(rows) != 2 {
+		t.Fatalf("%d rows, %v", len(rows), err)
+	}
+	want := []request{rowOf(full), rowOf(bare)}
+	if !reflect.DeepEqual(rows[0], want[0]) {
+		t.Errorf("%+v\nwant\n%+v", rows[0], want[0])
+	}
+	if rows[1].TTFTNS != nil || rows[1].KVBytes != nil || rows[1].ErrorStage != nil || len(rows[1].Spans) != 0 {
+		t.Errorf("what is absent is not null: %+v", rows[1])
+	}
+}
+
 func TestEverySpanHasAColumn(t *testing.T) {
 	for _, name := range timeline.SpanNames() {
 		if !strings.Contains(" "+strings.Join(spanColumns, " ")+" ", " "+name+" ") {

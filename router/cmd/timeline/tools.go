@@ -18,7 +18,7 @@ import (
 )
 
 type exportCmd struct {
-	Format string `help:"chrome, csv, otlp, perfetto or trtllm. chrome and perfetto open in ui.perfetto.dev." enum:"chrome,csv,otlp,perfetto,trtllm" default:"chrome"`
+	Format string `help:"chrome, csv, otlp, parquet, perfetto or trtllm. chrome and perfetto open in ui.perfetto.dev." enum:"chrome,csv,otlp,parquet,perfetto,trtllm" default:"chrome"`
 	Output string `short:"o" help:"File to write. -: standard output." default:"-" placeholder:"FILE"`
 	files
 }
@@ -41,8 +41,8 @@ func (c *exportCmd) Run(ctx context.Context) (err error) {
 			}
 		}()
 		w = f
-	} else if c.Format == "perfetto" && terminal(os.Stdout).tty {
-		return fmt.Errorf("--format perfetto is binary: give --output FILE")
+	} else if (c.Format == "perfetto" || c.Format == "parquet") && terminal(os.Stdout).tty {
+		return fmt.Errorf("--format %s is binary: give --output FILE", c.Format)
 	}
 	x, err := export.New(c.Format, w)
 	if err != nil {
