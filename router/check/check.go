@@ -135,6 +135,7 @@ func tokens(l *timeline.Line) string {
 		return ""
 	}
 	produced, nodes := 0, 0
+	given := map[int]int{} // by sub-request: what legs that were cut had given before
 	for _, p := range l.Phases {
 		if p.Role == phase.Disagg || !finished(l, &p) {
 			continue
@@ -144,6 +145,14 @@ func tokens(l *timeline.Line) string {
 		if p.Tokens.Cached > p.Tokens.Prompt {
 			return fmt.Sprintf("%s reused %d of %d prompt tokens", p.Node, p.Tokens.Cached, p.Tokens.Prompt)
 		}
+	}
+	for _, a := range l.Attempts {
+		if a.Outcome == phase.Finished {
+			given[a.Sub] = max(given[a.Sub], a.Given)
+		}
+	}
+	for _, n := range given {
+		produced += n
 	}
 	if nodes > 0 && produced != l.Tokens.Output {
 		return fmt.Sprintf("the nodes produced %d tokens, the client got %d", produced, l.Tokens.Output)

@@ -22,64 +22,18 @@ type attempt struct {
 	id      int64 // disagg_request_id; 0: aggregated
 	stamps  phase.Stamps
 	failure *api.Error
+	fault   string // leg that failed it: ctx or gen
+	cutNS   *int64 // when the stream was cut that this attempt goes on after; nil: it begins the answer
 
+	had       int        // tokens that earlier attempts gave
 	open      []byte     // what the bodies of both legs begin with
 	ctxLeg    *phase.Leg // nil: not sent
 	genLeg    *phase.Leg
 	ctxAnswer *api.CtxAnswer // of the context leg
 	gen       *upstream.Response
 	genUsage  *api.Usage
-	tokens    int // token ids seen in the stream
+	tokens    int // token ids seen in this attempt's stream
 	finish    string
-}
-
-// maxAttempts is how often a sub-request is tried in all, while the client has seen nothing of it.
-const maxAttempts = 2
-
-// run tries the sub-request until it ends, or fails for good.
-func (b *sub) run(ctx context.Context) *api.Error {
-	var tried exclusions
-	var last *api.Error
-	for n := range maxAttempts {
-		a := &attempt{s: b.s, sub: b, n: n}
-		if e := a.place(&tried); e != nil {
-			if last != nil {
-				return last // nobody else is there: what failed first says more
-			}
-			b.tries = append(b.tries, a)
-			return a.fail(e)
-		}
-		b.tries = append(b.tries, a)
-		e := a.run(ctx)
-		a.choice.Release()
-		if e == nil {
-			return nil
-		}
-		last = a.fail(e)
-		if ctx.Err() != nil || !e.Retryable || b.started || !tried.add(a, e.Stage) {
-			return last
-		}
-		b.answer = answer{}
-		if n+1 < maxAttempts {
-			b.s.p.met.retries.WithLabelValues(e.Stage).Inc()
-			b.s.p.o.Logger.Warn("trying another node", "request_id", b.s.id, "stage", e.Stage, "error", e.Message)
-		}
-	}
-	return last
-}
-
-// add excludes the node at fault; false when it cannot be told.
-func (x *exclusions) add(a *attempt, stage string) bool {
-	switch {
-	case stage == "ctx" || (stage == "kv" && a.choice.Ctx != nil):
-		if a.choice.Ctx == nil {
-			return false
-		}
-		x.ctx = append(x.ctx, a.choice.Ctx.Name)
-	default:
-		x.gen = append(x.gen, a.choice.Gen.Name)
-	}
-	return true
 }
 
 func (a *attempt) fail(e *api.Error) *api.Error {
@@ -96,17 +50,39 @@ func (a *attempt) now() *int64 {
 
 func (a *attempt) place(tried *exclusions) *api.Error {
 	p := a.s.p
-	c, err := p.o.Pool.Pick(a.sub.ask(tried))
+	c, err := a.pick(tried)
 	if err != nil {
 		return api.Unavailable("place", retryAfter, "no nodes can take this request now: %v", err)
+	}
+	if !a.sub.fits(c) {
+		c.Release()
+		return api.Unavailable("place", retryAfter, "no node holds the checkpoint that began this answer")
 	}
 	a.choice, a.style = c, p.styleOf(c)
 	if a.style != Aggregated {
 		a.id = p.ids.next()
 	}
 	a.stamps.PlacedNS = a.now()
+	p.health.begin(c)
 	p.met.decisions.WithLabelValues(c.Decision.Policy, a.style, c.Cause).Inc()
 	return nil
+}
+
+// pick asks the pool, first without the nodes that breakers refuse, so that a breaker never takes the last one. An answer
+// that has begun may go on at a node that failed it before, when there is no other.
+func (a *attempt) pick(tried *exclusions) (*pool.Choice, error) {
+	p := a.s.p
+	if ctxs, gens := p.health.refused(); len(ctxs)+len(gens) > 0 {
+		careful := exclusions{ctx: append(ctxs, tried.ctx...), gen: append(gens, tried.gen...)}
+		if c, err := p.o.Pool.Pick(a.sub.ask(&careful)); err == nil {
+			return c, nil
+		}
+	}
+	c, err := p.o.Pool.Pick(a.sub.ask(tried))
+	if err != nil && len(a.sub.given) > 0 {
+		return p.o.Pool.Pick(a.sub.ask(&exclusions{}))
+	}
+	return c, err
 }
 
 // run runs the legs under one context: what ends one ends the other.
@@ -184,29 +160,36 @@ func (a *attempt) generationFirst(ctx context.Context, cancel context.CancelCaus
 		ctxDone <- e
 	}()
 	e := a.relay(ctx)
-	if e != nil && e.Stage == "kv" {
+	if e == nil {
+		a.awaitCtx(cancel, ctxDone)
+		return nil
+	}
+	if e.Stage == "kv" {
 		// The context node may be what failed: it says so itself, or its connection does.
 		select {
 		case ce := <-ctxDone:
 			ctxDone <- ce
-			if ce != nil {
+			if ce != nil && ce.Stage != "kv" {
 				e = ce
 			}
 		case <-time.After(verdictWait):
 		}
 	}
-	if e != nil {
-		cancel(e)
-		<-ctxDone
-		return e
+	cancel(e)
+	if ce := <-ctxDone; e.Stage == "kv" && e == ce {
+		a.fault = "gen" // the context node misses its receiver
 	}
+	return e
+}
+
+// awaitCtx waits for the context leg's answer after the stream's end.
+func (a *attempt) awaitCtx(cancel context.CancelCauseFunc, ctxDone <-chan *api.Error) {
 	select {
 	case <-ctxDone:
 	case <-time.After(answerWait):
 		cancel(errNoAnswer)
 		<-ctxDone
 	}
-	return nil
 }
 
 var errNoAnswer = errors.New("proxy: the context leg did not answer in time")
@@ -216,6 +199,7 @@ func (a *attempt) contextFirst(ctx context.Context, cancel context.CancelCauseFu
 	a.stamps.CtxPrepareNS = a.now()
 	if e := a.callCtx(ctx, a.ctxBody(api.ContextFirst)); e != nil {
 		cancel(e)
+		a.releaseKV() // prefill may have ended while the answer was on its way
 		return e
 	}
 	first := a.ctxAnswer.Choices[0]
@@ -228,6 +212,7 @@ func (a *attempt) contextFirst(ctx context.Context, cancel context.CancelCauseFu
 	}
 	if e != nil {
 		cancel(e)
+		a.releaseKV() // nobody has claimed it
 		return e
 	}
 	return a.ending(cancel, a.relay(ctx))

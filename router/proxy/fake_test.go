@@ -40,6 +40,7 @@ type fakeNode struct {
 	legs  chan leg                                            // every leg as it comes
 	gone  chan string                                         // a leg whose client closed the connection: "name"
 	serve func(w http.ResponseWriter, r *http.Request, l leg) // nil: the normal answer
+	freed chan string                                         // id of a DELETE /kv/{id}
 }
 
 func (f *fakeNode) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -155,6 +156,11 @@ func (c *cluster) add(name string) *fakeNode {
 	f := &fakeNode{t: c.t, name: name, role: node.Role(name[:3]), legs: c.legs, gone: c.gone}
 	mux := http.NewServeMux()
 	mux.Handle("POST /", f)
+	f.freed = make(chan string, 100)
+	mux.HandleFunc("DELETE /kv/{id}", func(w http.ResponseWriter, r *http.Request) {
+		f.freed <- r.PathValue("id")
+		w.WriteHeader(http.StatusNoContent)
+	})
 	mux.HandleFunc("GET /tokenizer", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"hash":"h"}`) })
 	f.srv = httptest.NewServer(mux)
 	c.t.Cleanup(f.srv.Close)

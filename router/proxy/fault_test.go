@@ -134,6 +134,16 @@ func TestFailureOfOneLegCancelsTheOther(t *testing.T) {
 	})
 }
 
+// oneWordThen sends a word as a worker does that names no tokens, then does f.
+func oneWordThen(f func(w http.ResponseWriter, r *http.Request)) func(http.ResponseWriter, *http.Request, leg) {
+	return func(w http.ResponseWriter, r *http.Request, _ leg) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, `data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}`+"\n\n")
+		w.(http.Flusher).Flush()
+		f(w, r)
+	}
+}
+
 // oneTokenThen sends one token, then does f.
 func oneTokenThen(f func(w http.ResponseWriter, r *http.Request)) func(http.ResponseWriter, *http.Request, leg) {
 	return func(w http.ResponseWriter, r *http.Request, _ leg) {
@@ -144,7 +154,7 @@ func oneTokenThen(f func(w http.ResponseWriter, r *http.Request)) func(http.Resp
 	}
 }
 
-func TestABrokenStreamEndsWithOneErrorEvent(t *testing.T) {
+func TestABrokenStreamOfUnnamedTokensEndsWithOneErrorEvent(t *testing.T) {
 	cases := []struct {
 		name  string
 		stage string
@@ -160,8 +170,8 @@ func TestABrokenStreamEndsWithOneErrorEvent(t *testing.T) {
 	for _, k := range cases {
 		t.Run(k.name, func(t *testing.T) {
 			c := newCluster(t, Aggregated, "gen0", "gen1")
-			c.nodes["gen0"].serve = oneTokenThen(k.then)
-			c.nodes["gen1"].serve = oneTokenThen(k.then)
+			c.nodes["gen0"].serve = oneWordThen(k.then)
+			c.nodes["gen1"].serve = oneWordThen(k.then)
 			got := c.post("/v1/completions", completion)
 			n := len(got.events)
 			if got.status != 200 || n != 2 || !strings.HasPrefix(got.events[n-1], `{"error":`) || !strings.Contains(got.events[n-1], `"stage":"`+k.stage+`"`) {

@@ -68,7 +68,9 @@ func (a *attempt) callCtx(ctx context.Context, b body) *api.Error {
 
 // leg describes a leg for the record.
 func (a *attempt) leg(l *pool.Lease) *phase.Leg {
-	return &phase.Leg{Role: phase.Role(l.Role), Node: l.Name, Sub: a.sub.index, Attempt: a.n, Records: !l.Foreign && !a.s.p.o.NoBus}
+	return &phase.Leg{
+		Role: phase.Role(l.Role), Node: l.Name, Sub: a.sub.index, Attempt: a.n, Records: !l.Foreign && !a.s.p.o.NoBus, Given: a.had,
+	}
 }
 
 // send posts a leg; a status other than 200 is an error in the node's own words.
@@ -149,6 +151,9 @@ func (a *attempt) common() []api.Set {
 	}
 	if a.s.lowered {
 		set = append(set, api.Set{Key: "priority", Value: strconv.AppendInt(nil, int64(req.Priority), 10)})
+	}
+	if len(b.given) > 0 {
+		set = append(set, api.Set{Key: "output_token_ids", Value: api.AppendIDs(nil, b.given)})
 	}
 	switch {
 	case req.Chat && b.ids != nil:

@@ -16,9 +16,12 @@ type metrics struct {
 	retries   *prometheus.CounterVec
 	decisions *prometheus.CounterVec
 	tokens    prometheus.Counter
+
+	resumes      prometheus.Counter
+	retryRefused prometheus.Counter
 }
 
-func newMetrics(r prometheus.Registerer) (*metrics, error) {
+func newMetrics(r prometheus.Registerer, h *health) (*metrics, error) {
 	seconds := prometheus.ExponentialBuckets(0.001, 2, 16)
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -42,11 +45,18 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		tokens: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "meridian_router_output_tokens_total", Help: "Tokens of finished requests.",
 		}),
+		resumes: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "meridian_router_resumes_total", Help: "Answers that went on at another node after their first token.",
+		}),
+		retryRefused: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "meridian_router_retries_refused_total", Help: "Retries that the budget had no room for.",
+		}),
 	}
 	if r == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.inflight, m.ttft, m.e2e, m.retries, m.decisions, m.tokens} {
+	for _, c := range []prometheus.Collector{
+		m.requests, m.inflight, m.ttft, m.e2e, m.retries, m.decisions, m.tokens, m.resumes, m.retryRefused, healthMetrics{h}} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register metric: %w", err)
 		}
@@ -57,4 +67,25 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 // ended counts a request's end.
 func (m *metrics) ended(outcome phase.Outcome, stage string) {
 	m.requests.WithLabelValues(string(outcome), stage).Inc()
+}
+
+var (
+	breakerState = prometheus.NewDesc("meridian_router_breaker_state",
+		"Breakers that saw a failure since their last success: 0 closed, 1 half-open, 2 open.", []string{"leg", "node"}, nil)
+	retryBudget = prometheus.NewDesc("meridian_router_retry_budget", "Retries that may follow now.", nil, nil)
+)
+
+// healthMetrics shows breakers and budget as they are at the scrape.
+type healthMetrics struct{ h *health }
+
+// Describe is prometheus.Collector's.
+func (m healthMetrics) Describe(ch chan<- *prometheus.Desc) { ch <- breakerState; ch <- retryBudget }
+
+// Collect is prometheus.Collector's.
+func (m healthMetrics) Collect(ch chan<- prometheus.Metric) {
+	breakers, left := m.h.snapshot()
+	for _, b := range breakers {
+		ch <- prometheus.MustNewConstMetric(breakerState, prometheus.GaugeValue, float64(b.State), b.Leg, b.Node)
+	}
+	ch <- prometheus.MustNewConstMetric(retryBudget, prometheus.GaugeValue, left)
 }

@@ -15,6 +15,7 @@ func (b *sub) ask(tried *exclusions) pool.Ask {
 	if tokens == 0 {
 		tokens = len(b.s.req.Body) / 4 // text that is not tokenized here: a rough guess
 	}
+	tokens += len(b.given) // a resumed answer is prefilled too
 	if b.ids != nil && b.blocks == nil {
 		b.blocks = p.o.Pool.Hash(b.s.req.Model, b.ids)
 	}

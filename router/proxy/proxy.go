@@ -71,6 +71,8 @@ type Proxy struct {
 	o   Options
 	ids *minter
 	met *metrics
+
+	health *health
 }
 
 const (
@@ -119,20 +121,18 @@ func New(o Options) (*Proxy, error) {
 	if o.ClientIdle == 0 {
 		o.ClientIdle = defaultClientIdle
 	}
-	met, err := newMetrics(o.Metrics)
+	health := newHealth(o.Steady.Now)
+	met, err := newMetrics(o.Metrics, health)
 	if err != nil {
 		return nil, err
 	}
-	return &Proxy{o: o, ids: newMinter(o.Name, o.Steady), met: met}, nil
+	return &Proxy{o: o, ids: newMinter(o.Name, o.Steady), met: met, health: health}, nil
 }
 
 // Ready tells whether a request could be placed now; the error says why not.
 func (p *Proxy) Ready() error {
 	return p.o.Pool.Ready(p.o.Schedule == Aggregated, p.o.Schedule == Auto)
 }
-
-// exclusions are the nodes that failed a sub-request.
-type exclusions struct{ ctx, gen []string }
 
 // styleOf fixes the serving style of a choice.
 func (p *Proxy) styleOf(c *pool.Choice) string {

@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"slices"
+
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/phase"
 )
@@ -23,25 +25,49 @@ func (s *session) record(e *api.Error, end int64) *phase.Record {
 		r.Outcome = outcomeOf(e)
 		r.Error = &phase.Error{Stage: e.Stage, Type: e.Type, Message: e.Message, Retryable: e.Retryable}
 	}
-	if a := s.main(); a != nil {
-		r.DisaggRequestID, r.Sub, r.Attempt = a.id, a.sub.index, a.n
-		r.FinishReason, r.Stamps = a.finish, a.stamps
-		if a.choice != nil {
-			r.Decision, r.Style = &a.choice.Decision, a.style
-		}
+	if b := s.main(); b != nil {
+		b.tell(r)
 	}
 	r.Stamps.ReceiveNS, r.Stamps.ParsedNS, r.Stamps.EndNS = &s.received, &s.parsed, &end
 	return r
 }
 
-// main is the attempt that the record tells of.
-func (s *session) main() *attempt {
+// main is the sub-request that the record tells of; nil when there is none.
+func (s *session) main() *sub {
 	for _, b := range s.subs {
 		if a := b.last(); a != nil && a.failure != nil && a.failure.Type != api.TypeCancelled {
-			return a
+			return b
 		}
 	}
-	return s.subs[0].last()
+	if len(s.subs) == 0 {
+		return nil
+	}
+	return s.subs[0]
+}
+
+// tell fills in the attempt that began the answer, or the last one where none did, and what became of the answer.
+func (b *sub) tell(r *phase.Record) {
+	r.Sub = b.index
+	a := b.beginner()
+	if a == nil {
+		return
+	}
+	r.DisaggRequestID, r.Attempt, r.Stamps = a.id, a.n, a.stamps
+	if a.choice != nil {
+		r.Decision, r.Style = &a.choice.Decision, a.style
+	}
+	r.FinishReason = b.last().finish
+	for _, a := range b.tries[slices.Index(b.tries, a):] {
+		if r.Stamps.FirstTokenSentNS == nil {
+			r.Stamps.FirstTokenSentNS = a.stamps.FirstTokenSentNS
+		}
+		if a.stamps.LastTokenNS != nil {
+			r.Stamps.LastTokenNS = a.stamps.LastTokenNS
+		}
+		if a.had > 0 && a.cutNS != nil && a.stamps.FirstTokenNS != nil {
+			r.Resumes = append(r.Resumes, phase.Resume{Sub: b.index, Attempt: a.n, Tokens: a.had, CutNS: *a.cutNS, TokenNS: *a.stamps.FirstTokenNS})
+		}
+	}
 }
 
 func (s *session) legs() []phase.Leg {

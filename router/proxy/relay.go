@@ -1,11 +1,12 @@
 package proxy
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
+	"slices"
 
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/sse"
@@ -20,7 +21,11 @@ func (a *attempt) relay(ctx context.Context) *api.Error {
 	for {
 		ev, err := r.Next()
 		if err != nil {
-			return a.cut(ctx, err)
+			e := a.cut(ctx, err)
+			if gone := a.flush(); gone != nil { // what came before the cut is the client's
+				return gone
+			}
+			return e
 		}
 		if ev.Done() {
 			return a.ended()
@@ -63,7 +68,8 @@ func (a *attempt) event(data []byte) *api.Error {
 	}
 	if chunk.Error != nil {
 		e := api.ParseError(502, chunk.Error, "gen")
-		e.Stage, e.Retryable = stageOf(e.Stage, "gen"), true
+		e.Stage = stageOf(e.Stage, "gen")
+		e.Retryable = e.Retryable || e.Stage == "kv" // another pair may do what this one cannot
 		return e
 	}
 	if chunk.Usage != nil {
@@ -72,7 +78,7 @@ func (a *attempt) event(data []byte) *api.Error {
 			a.genUsage = &u
 		}
 	}
-	if n := countIDs(chunk); n > 0 {
+	if n := a.sub.note(chunk); n > 0 {
 		a.tokens += n
 		a.stamps.LastTokenNS = a.now()
 		if a.stamps.FirstTokenNS == nil {
@@ -103,18 +109,44 @@ func (a *attempt) take(data []byte) (api.Chunk, *api.Error) {
 	return chunk, nil
 }
 
-// countIDs counts the tokens of a chunk; a foreign worker does not name them, so that a chunk with text counts as one.
-func countIDs(c api.Chunk) int {
+// note keeps the tokens of a chunk and returns how many there are; a foreign worker does not name them, so that a chunk
+// with text counts as one.
+func (b *sub) note(c api.Chunk) int {
 	if c.TokenIDs == nil {
-		if len(c.Text) > 0 || c.Delta != nil {
-			return 1
+		if len(c.Text) == 0 && c.Delta == nil {
+			return 0
 		}
-		return 0
+		b.opaque = true
+		return 1
 	}
-	if len(c.TokenIDs) <= 2 {
-		return 0
+	before := len(b.given)
+	given, ok := appendIDs(b.given, c.TokenIDs)
+	if !ok { // not a list of ids: no node of ours
+		b.opaque = true
+		return 1
 	}
-	return bytes.Count(c.TokenIDs, []byte{','}) + 1
+	b.given = given
+	return len(given) - before
+}
+
+// appendIDs reads a JSON array of token ids.
+func appendIDs(dst []int32, list []byte) ([]int32, bool) {
+	id, digits := int64(0), 0
+	for i, c := range list {
+		switch {
+		case c >= '0' && c <= '9' && digits < 10:
+			id, digits = id*10+int64(c-'0'), digits+1
+		case (c == ',' || c == ']') && digits > 0:
+			if id > math.MaxInt32 {
+				return dst, false
+			}
+			dst, id, digits = append(dst, int32(id)), 0, 0
+		case c == '[' && i == 0, c == ']', c == ' ':
+		default:
+			return dst, false
+		}
+	}
+	return dst, true
 }
 
 func (a *attempt) flush() *api.Error {
@@ -155,17 +187,30 @@ func notNull(b json.RawMessage) []byte {
 }
 
 // usage is what the sub-request cost: the prompt by the numbers of its prefill, the output by those of its generation.
-func (a *attempt) usage() api.Usage {
-	u := api.Usage{PromptTokens: len(a.sub.ids), CompletionTokens: a.tokens}
-	if a.genUsage != nil {
-		u.PromptTokens, u.CompletionTokens = a.genUsage.PromptTokens, a.genUsage.CompletionTokens
-		if a.style == Aggregated {
-			u.PromptTokensDetails = a.genUsage.PromptTokensDetails
+func (b *sub) usage() api.Usage {
+	u := api.Usage{PromptTokens: len(b.ids)}
+	if a := b.last(); a != nil {
+		u.CompletionTokens = a.had + a.tokens
+		if g := a.genUsage; g != nil {
+			u.PromptTokens, u.CompletionTokens = g.PromptTokens, g.CompletionTokens
 		}
 	}
-	if c := a.ctxAnswer; c != nil && c.Usage != nil {
-		u.PromptTokens, u.PromptTokensDetails = c.Usage.PromptTokens, c.Usage.PromptTokensDetails
+	if a := b.beginner(); a != nil && a.ctxAnswer != nil && a.ctxAnswer.Usage != nil {
+		u.PromptTokens, u.PromptTokensDetails = a.ctxAnswer.Usage.PromptTokens, a.ctxAnswer.Usage.PromptTokensDetails
+	} else if a != nil && a.style == Aggregated && a.genUsage != nil {
+		u.PromptTokensDetails = a.genUsage.PromptTokensDetails
 	}
 	u.TotalTokens = u.PromptTokens + u.CompletionTokens
 	return u
+}
+
+// beginner is the attempt that began the answer: its prefill was the client's, one that goes on after a cut is the
+// cluster's own cost. Nil when nothing was tried.
+func (b *sub) beginner() *attempt {
+	for _, a := range slices.Backward(b.tries) {
+		if a.had == 0 {
+			return a
+		}
+	}
+	return nil
 }

@@ -52,7 +52,10 @@ type sub struct {
 	prompt  []byte        // JSON that replaces prompt; nil: the client's is sent
 	tries   []*attempt
 	budget  int
-	started bool // a byte of it went to the client
+	started bool    // a byte of it went to the client
+	given   []int32 // tokens whose text the client has, or the answer that is assembled here
+	opaque  bool    // a chunk named no tokens: nobody can go on after it
+	hash    string  // checkpoint that gave them
 	answer  answer
 }
 
@@ -243,7 +246,7 @@ func (s *session) observe(e *api.Error, end int64) {
 	}
 	m.ended(phase.Finished, "")
 	m.e2e.Observe(float64(end-s.received) / 1e9)
-	if a := s.subs[0].last(); a != nil && a.stamps.FirstTokenNS != nil {
+	if a := s.subs[0].beginner(); a != nil && a.stamps.FirstTokenNS != nil {
 		m.ttft.Observe(float64(*a.stamps.FirstTokenNS-s.received) / 1e9)
 	}
 	m.tokens.Add(float64(s.usage().CompletionTokens))
@@ -262,11 +265,7 @@ func (s *session) usage() api.Usage {
 	var u api.Usage
 	cached, known := 0, false
 	for _, b := range s.subs {
-		a := b.last()
-		if a == nil {
-			continue
-		}
-		one := a.usage()
+		one := b.usage()
 		u.CompletionTokens += one.CompletionTokens
 		if !b.first {
 			continue

@@ -16,36 +16,37 @@ const Schema = "meridian.timeline/1"
 // Line is one request. All times but raw stamps are ns after StartNS, which is a stamp of the clock Reference. A pointer
 // is nil where the value could not be known.
 type Line struct {
-	Schema          string        `json:"schema"`
-	RequestID       string        `json:"request_id"`
-	ClientRequestID string        `json:"client_request_id"`
-	Amends          bool          `json:"amends,omitempty"` // replaces the line of this request that was written before
-	Router          string        `json:"router"`
-	Model           string        `json:"model"`
-	Style           string        `json:"style"`
-	Traceparent     string        `json:"traceparent,omitempty"`
-	Reference       clock.ID      `json:"reference"`
-	StartNS         int64         `json:"start_ns"`
-	WallNS          int64         `json:"wall_ns,omitempty"` // UTC of StartNS, from the router's wall clock; absent: not known
-	Outcome         phase.Outcome `json:"outcome"`
-	FinishReason    string        `json:"finish_reason,omitempty"`
-	Error           *phase.Error  `json:"error,omitempty"`
-	Complete        bool          `json:"complete"`
-	Missing         []string      `json:"missing,omitempty"` // "ctx ctx0 sub 0 attempt 0"
-	Streamed        bool          `json:"streamed"`
-	TTFTNS          *int64        `json:"ttft_ns"`
-	E2ENS           *int64        `json:"e2e_ns"`
-	UnaccountedNS   *int64        `json:"unaccounted_ns"` // e2e minus the sum of the spans, with its sign
-	MaxBoundNS      *int64        `json:"max_bound_ns"`   // largest bound of a span
-	NegativeSpans   int           `json:"negative_spans"`
-	Violations      []Violation   `json:"violations"`
-	Tokens          phase.Tokens  `json:"tokens"`
-	Handover        *Handover     `json:"handover,omitempty"`
-	Decode          *Decode       `json:"decode,omitempty"`
-	CriticalSpan    string        `json:"critical_span,omitempty"` // the longest span until the first token
-	Spans           []Span        `json:"spans"`
-	Attempts        []Attempt     `json:"attempts"`
-	Phases          []Phase       `json:"phases"`
+	Schema          string         `json:"schema"`
+	RequestID       string         `json:"request_id"`
+	ClientRequestID string         `json:"client_request_id"`
+	Amends          bool           `json:"amends,omitempty"` // replaces the line of this request that was written before
+	Router          string         `json:"router"`
+	Model           string         `json:"model"`
+	Style           string         `json:"style"`
+	Traceparent     string         `json:"traceparent,omitempty"`
+	Reference       clock.ID       `json:"reference"`
+	StartNS         int64          `json:"start_ns"`
+	WallNS          int64          `json:"wall_ns,omitempty"` // UTC of StartNS, from the router's wall clock; absent: not known
+	Outcome         phase.Outcome  `json:"outcome"`
+	FinishReason    string         `json:"finish_reason,omitempty"`
+	Error           *phase.Error   `json:"error,omitempty"`
+	Complete        bool           `json:"complete"`
+	Missing         []string       `json:"missing,omitempty"` // "ctx ctx0 sub 0 attempt 0"
+	Streamed        bool           `json:"streamed"`
+	TTFTNS          *int64         `json:"ttft_ns"`
+	E2ENS           *int64         `json:"e2e_ns"`
+	UnaccountedNS   *int64         `json:"unaccounted_ns"` // e2e minus the sum of the spans, with its sign
+	MaxBoundNS      *int64         `json:"max_bound_ns"`   // largest bound of a span
+	NegativeSpans   int            `json:"negative_spans"`
+	Violations      []Violation    `json:"violations"`
+	Tokens          phase.Tokens   `json:"tokens"`
+	Handover        *Handover      `json:"handover,omitempty"`
+	Decode          *Decode        `json:"decode,omitempty"`
+	CriticalSpan    string         `json:"critical_span,omitempty"` // the longest span until the first token
+	Spans           []Span         `json:"spans"`
+	Attempts        []Attempt      `json:"attempts"`
+	Resumes         []phase.Resume `json:"resumes,omitempty"` // times as those of the line
+	Phases          []Phase        `json:"phases"`
 
 	Decision *phase.Decision `json:"decision,omitempty"`
 }
@@ -94,6 +95,9 @@ type Attempt struct {
 	Attempt int           `json:"attempt"`
 	Outcome phase.Outcome `json:"outcome"`
 	Error   *phase.Error  `json:"error,omitempty"`
+	Given   int           `json:"given,omitempty"` // output tokens of earlier attempts: it went on after them
+	// ReleasedNS is when the context node acknowledged that it freed KV that nobody had claimed.
+	ReleasedNS *int64 `json:"released_ns,omitempty"`
 }
 
 // Phase is one record as it entered the merge.

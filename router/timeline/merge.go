@@ -56,8 +56,8 @@ func Merge(parts []Part, c Clocks) *Line {
 	return m.line
 }
 
-// routerRecord is the router's own record, nil if it is not there. It tells of one sub-request and of its last attempt,
-// and lists the legs of all.
+// routerRecord is the router's own record, nil if it is not there. It tells of one sub-request and of the attempt
+// that began its answer, and lists the legs of all.
 func routerRecord(parts []Part) *phase.Record {
 	for _, p := range parts {
 		if p.Record.Role == phase.Disagg {
@@ -140,6 +140,31 @@ func (m *merger) fillHead(first, router *phase.Record) {
 		return
 	}
 	l.Router, l.Decision, l.Tokens = router.Node, router.Decision, router.Tokens
+	m.fillSeams(router)
+}
+
+// fillSeams adds what only the router knows of the legs: where an answer went on, and what was released between them.
+func (m *merger) fillSeams(router *phase.Record) {
+	l := m.line
+	i := slices.IndexFunc(m.sources, func(s *source) bool { return s.Record == router })
+	own := m.sources[i]
+	for _, leg := range router.Legs {
+		for j := range l.Attempts {
+			a := &l.Attempts[j]
+			if a.Role == leg.Role && a.Node == leg.Node && a.Sub == leg.Sub && a.Attempt == leg.Attempt {
+				a.Given = leg.Given
+				if p := own.stamp(leg.ReleasedNS); p.ok {
+					a.ReleasedNS = &p.at
+				}
+			}
+		}
+	}
+	for _, s := range router.Resumes {
+		cut, token := own.place(s.CutNS), own.place(s.TokenNS)
+		if cut.ok && token.ok {
+			l.Resumes = append(l.Resumes, phase.Resume{Sub: s.Sub, Attempt: s.Attempt, Tokens: s.Tokens, CutNS: cut.at, TokenNS: token.at})
+		}
+	}
 }
 
 // unreported adds the legs of a router's record that have no record of their node, with the outcome that the router saw.
@@ -147,7 +172,11 @@ func (m *merger) unreported(r *phase.Record) {
 	for _, leg := range Legs(r) {
 		reported := slices.ContainsFunc(m.sources, func(s *source) bool { return isLeg(s.Record, leg) })
 		if !reported {
-			m.line.Attempts = append(m.line.Attempts, Attempt{Role: leg.Role, Node: leg.Node, Sub: leg.Sub, Attempt: leg.Attempt, Outcome: r.Outcome, Error: r.Error})
+			a := Attempt{Role: leg.Role, Node: leg.Node, Sub: leg.Sub, Attempt: leg.Attempt, Outcome: r.Outcome, Error: r.Error}
+			if leg.Outcome != "" {
+				a.Outcome = leg.Outcome
+			}
+			m.line.Attempts = append(m.line.Attempts, a)
 		}
 	}
 }

@@ -404,6 +404,32 @@ func TestTheLastAttemptCountsAndTheTimeBeforeItIsRetry(t *testing.T) {
 	}
 }
 
+func TestASeamSplitsDecode(t *testing.T) {
+	rs := ring()
+	s := &rs[0].Stamps
+	first := max(*s.FirstTokenNS, *s.FirstTokenSentNS)
+	cut := first + (*s.LastTokenNS-first)/4
+	rs[0].Resumes = []phase.Resume{{Attempt: 1, Tokens: 2, CutNS: cut, TokenNS: cut + 1000}, {Sub: 1, Attempt: 1, CutNS: cut, TokenNS: cut + 1}}
+	rs[0].Legs = []phase.Leg{
+		{Role: phase.Ctx, Node: "ctx0", Records: true}, {Role: phase.Gen, Node: "gen0", Records: true, Outcome: phase.Failed},
+		{Role: phase.Gen, Node: "gen9", Attempt: 1, Given: 2, Outcome: phase.Cancelled},
+	}
+	l := Merge(parts(rs), clocks())
+	if names := shape(l); !strings.Contains(names, "resume 1;decode ") || *l.UnaccountedNS != 0 || l.NegativeSpans != 0 {
+		t.Errorf("%s\nunaccounted %d", names, *l.UnaccountedNS)
+	}
+	if a := l.Attempts[slices.IndexFunc(l.Attempts, func(a Attempt) bool { return a.Attempt == 1 })]; a.Node != "gen9" || a.Given != 2 || a.Outcome != phase.Cancelled || len(l.Resumes) != 2 {
+		t.Errorf("attempt %+v, resumes %+v", a, l.Resumes)
+	}
+	back, err := Parse(Append(nil, l))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := back.Record(&back.Phases[0]); !slices.Equal(r.Resumes, rs[0].Resumes) {
+		t.Errorf("resumes %+v come back as %+v", rs[0].Resumes, r.Resumes)
+	}
+}
+
 func TestARequestOfSeveralChoicesWaitsForTheLegsOfAll(t *testing.T) {
 	first, second := ring(), ring()[1:]
 	legs := []phase.Leg{{Role: phase.Ctx, Node: "ctx0", Records: true}, {Role: phase.Gen, Node: "gen0", Records: true}}

@@ -121,6 +121,8 @@ func parseLists(r *jsonline.Reader, key string, l *Line) bool {
 		l.Spans = parseList(r, parseSpan)
 	case "attempts":
 		l.Attempts = parseList(r, parseAttempt)
+	case "resumes":
+		l.Resumes = phase.ParseResumes(r)
 	case "decision":
 		l.Decision = phase.ParseDecision(r)
 	default:
@@ -207,6 +209,10 @@ func parseAttempt(r *jsonline.Reader) (a Attempt) {
 			a.Outcome = phase.Outcome(r.String())
 		case "error":
 			a.Error = phase.ParseError(r)
+		case "given":
+			a.Given = int(r.Int())
+		case "released_ns":
+			a.ReleasedNS = r.IntPtr()
 		default:
 			r.Skip()
 		}

@@ -18,6 +18,10 @@ func (l *Line) Record(p *Phase) *phase.Record {
 	}
 	if p.Role == phase.Disagg {
 		r.Decision, r.Error = l.Decision, l.Error
+		for _, s := range l.Resumes { // its clock is the line's
+			s.CutNS, s.TokenNS = s.CutNS+l.StartNS, s.TokenNS+l.StartNS
+			r.Resumes = append(r.Resumes, s)
+		}
 	}
 	for _, a := range l.Attempts {
 		if a.Role == p.Role && a.Node == p.Node && a.Sub == p.Sub && a.Attempt == p.Attempt {

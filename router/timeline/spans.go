@@ -18,7 +18,11 @@ func (m *merger) fillSpans(router *phase.Record) {
 			continue
 		}
 		from, to := ch.edge(st.from), ch.edge(st.to)
-		if from.ok && to.ok {
+		switch {
+		case !from.ok || !to.ok:
+		case st.when&several != 0:
+			m.seams(ch, st.name, from, to)
+		default:
 			m.span(st.name, from, to)
 		}
 	}
@@ -118,6 +122,20 @@ func (m *merger) prefill(ch chain, st stage) {
 			m.span("prefill_sample", forward, done)
 		}
 	}
+}
+
+// seams makes one span, or, where the answer was cut, one on each side of a resume.
+func (m *merger) seams(ch chain, name string, from, to end) {
+	for _, s := range ch.r.Record.Resumes {
+		cut, token := end{point: ch.r.place(s.CutNS), src: ch.r}, end{point: ch.r.place(s.TokenNS), src: ch.r}
+		if s.Sub != ch.r.Record.Sub || !cut.ok || !token.ok {
+			continue
+		}
+		m.span(name, from, cut)
+		m.span(resume, cut, token)
+		from = token
+	}
+	m.span(name, from, to)
 }
 
 // handover says how much of the KV transfer was hidden behind prefill.

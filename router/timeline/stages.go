@@ -265,6 +265,9 @@ func stagesOf(style string) []stage {
 	return slices.Concat(head, middle, tail)
 }
 
+// resume is the span from the cut of an answer to its next token from another node.
+const resume = "resume"
+
 // SpanNames are the names that a line's spans can have.
 func SpanNames() (names []string) {
 	for _, style := range []string{styleGenFirst, styleCtxFirst, styleAggregated} {
@@ -276,5 +279,5 @@ func SpanNames() (names []string) {
 			}
 		}
 	}
-	return names
+	return append(names, resume)
 }

@@ -53,6 +53,7 @@ func Append(dst []byte, l *Line) []byte {
 		appendAttempt(&w, &l.Attempts[i])
 	}
 	w.Close(']')
+	phase.AppendResumes(&w, l.Resumes)
 	w.OpenKey("phases", '[')
 	for i := range l.Phases {
 		appendPhase(&w, &l.Phases[i])
@@ -149,6 +150,8 @@ func appendAttempt(w *jsonline.Writer, a *Attempt) {
 	w.Int("attempt", int64(a.Attempt))
 	w.Str("outcome", string(a.Outcome))
 	appendError(w, a.Error)
+	w.OptInt("given", int64(a.Given))
+	w.PtrInt("released_ns", a.ReleasedNS)
 	w.Close('}')
 }
 

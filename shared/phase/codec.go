@@ -58,6 +58,7 @@ func Append(dst []byte, r *Record) []byte {
 		AppendDecision(&w, r.Decision)
 	}
 	appendLegs(&w, r.Legs)
+	AppendResumes(&w, r.Resumes)
 	w.OptInt("step_messages", int64(r.StepMessages))
 	if r.EnergyJ != nil {
 		w.Float("energy_j", *r.EnergyJ)
@@ -218,6 +219,24 @@ func AppendDecision(w *jsonline.Writer, d *Decision) {
 	w.Close('}')
 }
 
+// AppendResumes writes the member "resumes", if there are any.
+func AppendResumes(w *jsonline.Writer, list []Resume) {
+	if len(list) == 0 {
+		return
+	}
+	w.OpenKey("resumes", '[')
+	for _, s := range list {
+		w.Open('{')
+		w.Int("sub", int64(s.Sub))
+		w.Int("attempt", int64(s.Attempt))
+		w.Int("tokens", int64(s.Tokens))
+		w.Int("cut_ns", s.CutNS)
+		w.Int("token_ns", s.TokenNS)
+		w.Close('}')
+	}
+	w.Close(']')
+}
+
 func appendLegs(w *jsonline.Writer, legs []Leg) {
 	if len(legs) == 0 {
 		return
@@ -230,6 +249,9 @@ func appendLegs(w *jsonline.Writer, legs []Leg) {
 		w.Int("sub", int64(legs[i].Sub))
 		w.Int("attempt", int64(legs[i].Attempt))
 		w.Bool("records", legs[i].Records)
+		w.OptStr("outcome", string(legs[i].Outcome))
+		w.OptInt("given", int64(legs[i].Given))
+		w.PtrInt("released_ns", legs[i].ReleasedNS)
 		w.Close('}')
 	}
 	w.Close(']')

@@ -102,6 +102,8 @@ func parseBody(r *jsonline.Reader, key string, rec *Record) bool {
 		rec.Decision = ParseDecision(r)
 	case "legs":
 		rec.Legs = parseLegs(r)
+	case "resumes":
+		rec.Resumes = ParseResumes(r)
 	case "step_messages":
 		rec.StepMessages = int(r.Int())
 	case "energy_j":

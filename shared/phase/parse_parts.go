@@ -183,6 +183,12 @@ func parseLegs(r *jsonline.Reader) (legs []Leg) {
 					l.Attempt = int(r.Int())
 				case "records":
 					l.Records = r.Bool()
+				case "outcome":
+					l.Outcome = Outcome(r.String())
+				case "given":
+					l.Given = int(r.Int())
+				case "released_ns":
+					l.ReleasedNS = r.IntPtr()
 				default:
 					r.Skip()
 				}
@@ -191,4 +197,34 @@ func parseLegs(r *jsonline.Reader) (legs []Leg) {
 		legs = append(legs, l)
 	}
 	return legs
+}
+
+// ParseResumes reads the member "resumes".
+func ParseResumes(r *jsonline.Reader) (list []Resume) {
+	if !r.Array() {
+		return nil
+	}
+	for r.Item() {
+		var s Resume
+		if r.Object() {
+			for key, ok := r.Key(); ok; key, ok = r.Key() {
+				switch key {
+				case "sub":
+					s.Sub = int(r.Int())
+				case "attempt":
+					s.Attempt = int(r.Int())
+				case "tokens":
+					s.Tokens = int(r.Int())
+				case "cut_ns":
+					s.CutNS = r.Int()
+				case "token_ns":
+					s.TokenNS = r.Int()
+				default:
+					r.Skip()
+				}
+			}
+		}
+		list = append(list, s)
+	}
+	return list
 }

@@ -66,6 +66,7 @@ type Record struct {
 	Chunks          []infer.Chunk   `json:"chunks,omitempty"`        // stamps in Clocks[0]
 	Decision        *Decision       `json:"decision,omitempty"`      // router only
 	Legs            []Leg           `json:"legs,omitempty"`          // router only: every leg that was sent
+	Resumes         []Resume        `json:"resumes,omitempty"`       // router only: where the answer went on after a cut
 	StepMessages    int             `json:"step_messages,omitempty"` // step column messages that belong to this record
 	EnergyJ         *float64        `json:"energy_j,omitempty"`
 }
@@ -161,11 +162,24 @@ type Decision struct {
 // Leg is one request that the router sent to a node. The merge waits for one record of each leg whose node writes records,
 // and reports those that never came.
 type Leg struct {
-	Role    Role   `json:"role"`
-	Node    string `json:"node"`
-	Sub     int    `json:"sub"`
-	Attempt int    `json:"attempt"`
-	Records bool   `json:"records"` // false: a foreign worker, or the leg never reached the node
+	Role    Role    `json:"role"`
+	Node    string  `json:"node"`
+	Sub     int     `json:"sub"`
+	Attempt int     `json:"attempt"`
+	Records bool    `json:"records"`           // false: a foreign worker, or the leg never reached the node
+	Outcome Outcome `json:"outcome,omitempty"` // as the router saw it, where the leg's attempt did not end well
+	Given   int     `json:"given,omitempty"`   // output tokens that earlier attempts gave: the leg went on after them
+	// ReleasedNS is when a context node acknowledged that it freed KV that no generation leg had claimed.
+	ReleasedNS *int64 `json:"released_ns,omitempty"`
+}
+
+// Resume is a seam in an answer: its stream was cut, and another attempt went on after the tokens so far.
+type Resume struct {
+	Sub     int   `json:"sub"`
+	Attempt int   `json:"attempt"`  // that went on
+	Tokens  int   `json:"tokens"`   // before the cut
+	CutNS   int64 `json:"cut_ns"`   // the router knew of the cut
+	TokenNS int64 `json:"token_ns"` // it read the next token
 }
 
 // Candidate is a node that was looked at.

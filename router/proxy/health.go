@@ -1,0 +1,95 @@
+package proxy
+
+import (
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"meridian.internal/router/breaker"
+	"meridian.internal/router/pool"
+	"meridian.internal/shared/api"
+)
+
+// health is what the legs of this router have learned of the nodes, and what may be tried again.
+type health struct {
+	now func() int64
+
+	mu       sync.Mutex // held for short reads and writes; guards the rest
+	breakers breaker.Set
+	budget   *breaker.Budget
+}
+
+func newHealth(now func() int64) *health { return &health{now: now, budget: breaker.NewBudget(now())} }
+
+// refused lists the nodes whose breakers let no leg through.
+func (h *health) refused() (ctx, gen []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.breakers.Refused("ctx", h.now(), nil), h.breakers.Refused("gen", h.now(), nil)
+}
+
+// begin says that legs are sent to the nodes of a choice.
+func (h *health) begin(c *pool.Choice) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if c.Ctx != nil {
+		h.breakers.Begin(breaker.Key{Leg: "ctx", Node: c.Ctx.Name}, h.now())
+	}
+	h.breakers.Begin(breaker.Key{Leg: "gen", Node: c.Gen.Name}, h.now())
+}
+
+// end judges the nodes of an attempt, and returns the legs whose breakers opened by it. Only the leg at fault counts
+// against its node.
+func (h *health) end(a *attempt, e *api.Error) (opened []breaker.Key) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	judge := func(leg, node string, done bool) {
+		r := breaker.Neutral
+		switch {
+		case e != nil && a.fault == leg && countsAsFailure(e):
+			r = breaker.Bad
+		case done:
+			r = breaker.Good
+		}
+		if k := (breaker.Key{Leg: leg, Node: node}); h.breakers.End(k, r, h.now()) {
+			opened = append(opened, k)
+		}
+	}
+	if a.choice.Ctx != nil {
+		judge("ctx", a.choice.Ctx.Name, a.ctxAnswer != nil)
+	}
+	judge("gen", a.choice.Gen.Name, e == nil && a.gen != nil)
+	return opened
+}
+
+// countsAsFailure: overload, a client's fault and the end of the request's time are not the node's.
+func countsAsFailure(e *api.Error) bool {
+	switch e.Type {
+	case api.TypeCancelled, api.TypeTimeout, api.TypeOverloaded, api.TypeUnavailable:
+		return false
+	}
+	return e.Status() >= 500
+}
+
+// request adds what a request earns to the retry budget.
+func (h *health) request() {
+	h.mu.Lock()
+	h.budget.Request(h.now())
+	h.mu.Unlock()
+}
+
+// takeRetry spends one retry of the budget.
+func (h *health) takeRetry() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.budget.Take(h.now())
+}
+
+// snapshot is for metrics.
+func (h *health) snapshot() (breakers []breaker.Status, retriesLeft float64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.breakers.Snapshot(h.now()), h.budget.Left(h.now())
+}
+
+func backoff(n int) time.Duration { return breaker.Backoff(n, rand.Float64()) }
