@@ -102,6 +102,7 @@ func TestAClusterWithASecret(t *testing.T) {
 			t.Fatalf("%v, %v", res, err)
 		}
 	})
+	t.Run("and may ask what its request cost", func(t *testing.T) { cost(t, router) })
 	t.Run("strangers are not", func(t *testing.T) { strangers(t, router, ctxNode, genNode) })
 	t.Run("NATS takes nobody without the secret", func(t *testing.T) {
 		if nc, err := nats.Connect(c.NATS, nats.Timeout(5*time.Second)); err == nil {
@@ -157,6 +158,34 @@ func strangers(t *testing.T, router, ctxNode, genNode *cluster.Process) {
 	} {
 		if status, body := ask(t, k.method, k.url, k.body, k.key); status != k.want {
 			t.Errorf("%s %s with key %q: %d, want %d: %.200s", k.method, k.url, k.key, status, k.want, body)
+		}
+	}
+}
+
+// cost asks for the headers of the merged view: they name both nodes' phases.
+func cost(t *testing.T, router *cluster.Process) {
+	for _, stream := range []bool{false, true} {
+		body := fmt.Sprintf(`{"model":"%s","prompt":"Once upon a time","max_tokens":4,"stream":%v}`, model, stream)
+		req, err := http.NewRequestWithContext(t.Context(), "POST", router.URL+"/v1/completions", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+client)
+		req.Header.Set("X-TRTLLM-return-metrics", "1")
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(res.Body)
+		res.Body.Close()
+		said := fmt.Sprint(res.Header)
+		if _, event, ok := strings.Cut(string(b), "data: [DONE]\n\n"); ok == stream && ok {
+			said = event
+		}
+		for _, want := range []string{"disagg_ttft;dur=", "ctx_queue;dur=", "gen_e2e;dur=", "gen_kv_transfer;dur=", "ctx-start;ts=", "gen-step-", "ctx-ctx-chunk-0-forward;dur="} {
+			if err != nil || !strings.Contains(said, want) {
+				t.Errorf("stream %v: %q is missing in %s (%v)", stream, want, said, err)
+			}
 		}
 	}
 }

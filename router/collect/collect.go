@@ -60,8 +60,9 @@ type Collector struct {
 	metrics *metrics
 	recent  *recent
 
-	mu   sync.Mutex // guards live
-	live map[string]struct{}
+	mu      sync.Mutex // guards live, expects and announced
+	live    map[string]struct{}
+	expects map[string]chan<- *timeline.Line // who waits for the line of a request
 	// announced is set by the first Begin: then a request that is not live has no router any more.
 	announced bool
 

@@ -471,3 +471,16 @@ func BenchmarkRequests(b *testing.B) {
 	}
 	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "requests/s")
 }
+
+func TestExpectedLineComesOnce(t *testing.T) {
+	c := new(Collector)
+	first, _ := c.Expect("a")
+	_, forget := c.Expect("b")
+	forget()
+	for _, id := range []string{"a", "a", "b", "c"} {
+		c.expected(&timeline.Line{RequestID: id})
+	}
+	if l := <-first; l.RequestID != "a" || len(c.expects) != 0 || len(first) != 0 {
+		t.Errorf("got %s; %d still wait", l.RequestID, len(c.expects))
+	}
+}

@@ -189,6 +189,7 @@ func (c *Collector) emit(to *jsonl.Writer, l *timeline.Line, acks []ack) bool {
 	}
 	c.unacked = append(c.unacked, acks...)
 	c.recent.add(l, line, at)
+	c.expected(l)
 	if c.o.OnLine != nil {
 		c.o.OnLine(l)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/labstack/echo/v4"
 
+	"meridian.internal/router/perfheader"
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/sse"
 )
@@ -17,6 +18,8 @@ type stream struct {
 	w    *echo.Response
 	rc   *http.ResponseController
 	idle time.Duration
+
+	begin func() // called before the headers go out; nil: nothing
 
 	mu     sync.Mutex // held for one event or one write; guards what follows
 	open   bool       // the 200 is out
@@ -59,6 +62,9 @@ func (o *stream) flushLocked() error {
 		h.Set("Content-Type", sse.ContentType)
 		h.Set("Cache-Control", "no-cache")
 		h.Set("X-Accel-Buffering", "no") // nginx would hold tokens back
+		if o.begin != nil {
+			o.begin()
+		}
 		o.w.WriteHeader(http.StatusOK)
 	}
 	if now := time.Now(); o.until.Sub(now) < o.idle/2 { // a timer a write would cost more than the write
@@ -128,7 +134,7 @@ func (w *answer) add(c api.Chunk) {
 }
 
 // writeWhole sends the answer of a request that is not streamed.
-func (s *session) writeWhole() {
+func (s *session) writeWhole(cost []perfheader.Header) {
 	choices := make([]api.Choice, len(s.subs))
 	for i, b := range s.subs {
 		w := &b.answer
@@ -140,9 +146,13 @@ func (s *session) writeWhole() {
 			Message: w.message,
 		}
 	}
+	s.setClockSync()
 	body := s.head.AppendResponse(nil, choices, s.usage(), nil)
 	h := s.w.Header()
 	h.Set("Content-Type", "application/json")
+	for _, c := range cost {
+		h[c.Name] = []string{c.Value} // as TensorRT-LLM spells them
+	}
 	_ = s.rc.SetWriteDeadline(time.Now().Add(s.p.o.ClientIdle)) // a writer in tests has none
 	s.w.WriteHeader(http.StatusOK)
 	_, _ = s.w.Write(body) // the client is gone if this fails

@@ -18,6 +18,7 @@ import (
 	"meridian.internal/clocksync/ntp"
 	"meridian.internal/router/keys"
 	"meridian.internal/router/pool"
+	"meridian.internal/router/timeline"
 	"meridian.internal/router/upstream"
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/clock"
@@ -50,9 +51,11 @@ type Options struct {
 	Steady     *clock.Steady
 	Schedule   string // auto, generation_first, context_first or aggregated
 	Tokenizers *Tokenizers
-	Begin      func(requestID string)                 // a request was accepted; its record will come
-	End        func(requestID string)                 // its record has come
-	Record     func(*phase.Record)                    // takes the router's own records; must not block
+	Begin      func(requestID string) // a request was accepted; its record will come
+	End        func(requestID string) // its record has come
+	Record     func(*phase.Record)    // takes the router's own records; must not block
+	// Expect gives the merged line of a request once it is there; nil: there are none, and no headers that tell of it.
+	Expect     func(requestID string) (line <-chan *timeline.Line, forget func())
 	Timelines  Timelines                              // nil: no /timelines
 	Estimate   func(node.Info) (clock.Estimate, bool) // clock of a node against this router's; nil: none
 	// Exchange takes the clock exchange that a leg was at the same time; the node is named by its key. nil: not wanted.

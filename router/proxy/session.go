@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,6 +32,7 @@ type session struct {
 	who       *keys.Principal // counts the request against the limits of its key; nil: there are no keys
 	lowered   bool            // req.Priority is what the key allows, not what the body says
 	trace     string
+	perf      bool // the client asked for what its request cost
 	received  int64
 	parsed    int64
 	seed      uint64
@@ -98,6 +100,7 @@ func (s *session) prepare(r *http.Request, chat bool) *api.Error {
 		}
 		s.clientID = id
 	}
+	s.perf = s.p.o.Expect != nil && strings.TrimSpace(r.Header.Get(api.HeaderReturnMetrics)) == "1"
 	if t := r.Header.Get(api.HeaderTraceparent); validTraceparent(t) {
 		s.trace = t
 	}
@@ -134,6 +137,9 @@ func (s *session) prepare(r *http.Request, chat bool) *api.Error {
 	}
 	if s.req.Stream {
 		s.out = &stream{w: s.w, rc: s.rc, idle: s.p.o.ClientIdle}
+		if s.perf {
+			s.out.begin = s.setClockSync
+		}
 	}
 	s.parsed = s.p.o.Steady.Now()
 	return nil
@@ -213,16 +219,18 @@ func (s *session) finish(e *api.Error) *api.Error {
 	if e != nil {
 		e.RequestID = s.publicID()
 	}
+	cost := s.expectCost(e)
 	s.p.o.Record(s.record(e, end))
 	s.p.o.End(s.id)
 	s.observe(e, end)
 	switch {
 	case s.out != nil && e == nil:
 		s.out.end(s)
+		s.out.cost(cost())
 	case s.out != nil && s.out.fail(e):
 		return nil
 	case e == nil:
-		s.writeWhole()
+		s.writeWhole(cost())
 	}
 	return e
 }
