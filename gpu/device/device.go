@@ -67,11 +67,11 @@ func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) 
 	d.Info = d.backend.Info()
 	cfg := engine.Config{
 		MaxBatchSize: o.MaxBatchSize, MaxNumTokens: o.MaxNumTokens, MaxWaiting: o.MaxWaiting, Overlap: o.Overlap,
-		PrefixReuse: o.PrefixReuse, EOS: d.Model.Config.EOS, Now: now, Logger: log, MaxStepRecords: o.Sink.MaxStepRecords,
+		PrefixReuse: o.PrefixReuse, HostKVBytes: int64(o.KVHostMemory), EOS: d.Model.Config.EOS, Now: now, Logger: log, MaxStepRecords: o.Sink.MaxStepRecords,
 		ExportDeadline: holdLimit, ReserveDeadline: holdLimit,
 		Profile: &profile.Options{Name: o.Sink.Node, Dir: o.ProfileDir, Windows: o.ProfileStartStop},
 	}
-	if err := keepStatistics(&cfg, o.Sink); err != nil {
+	if err := keepStatistics(&cfg, o.Sink, d.backend.Info()); err != nil {
 		return nil, err
 	}
 	if d.Engine, err = engine.New(cfg, d.backend); err != nil {

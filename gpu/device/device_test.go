@@ -31,7 +31,7 @@ func TestOptionsThatCannotBeAreRefusedByName(t *testing.T) {
 	}{
 		{"--ranks 2: not available", func(o *Options) { o.Ranks = 2 }},
 		{"--pp 2: not available", func(o *Options) { o.PP = 2 }},
-		{"--kv-host-memory 1024: not available", func(o *Options) { o.KVHostMemory = 1024 }},
+		{"--kv-host-memory 1024 keeps blocks for reuse", func(o *Options) { o.KVHostMemory, o.PrefixReuse = 1024, false }},
 		{"--device cuda: not available", func(o *Options) { o.Device = "cuda" }},
 		{"--ranks 0: must be at least 1", func(o *Options) { o.Ranks = 0 }},
 		{"--max-batch-size 0", func(o *Options) { o.MaxBatchSize = 0 }},

@@ -1,18 +1,20 @@
 package device
 
 import (
+	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/engine"
 	"meridian.internal/gpu/stats"
 	"meridian.internal/shared/rows"
 )
 
 // keepStatistics connects the engine to the makers of rows and of the iteration log that the sink asks for.
-func keepStatistics(cfg *engine.Config, s rows.Sink) error {
+func keepStatistics(cfg *engine.Config, s rows.Sink, info backend.Info) error {
 	cfg.Energy = s.Energy
 	var each []func(*engine.Iteration)
 	if s.Interval > 0 {
 		c, err := stats.New(stats.Options{
 			Interval: s.Interval, KVInterval: s.KVInterval, MaxActive: cfg.MaxBatchSize, Put: s.Put, Memory: s.Memory,
+			BlockBytes: info.KVBytes(info.Stage.First, info.Stage.End) * info.TokensPerBlock,
 		})
 		if err != nil {
 			return err

@@ -28,7 +28,7 @@ type Options struct {
 	TokensPerBlock int    `help:"Tokens of one KV block: the unit of reuse." default:"32"`
 	KVBlocks       int    `help:"KV blocks. 0: as many as --kv-memory holds." default:"0" name:"kv-blocks"`
 	KVMemory       Size   `help:"Memory for KV, such as 512MiB; at least one full context. 0: 128MiB, or two full contexts if that is more." default:"0" name:"kv-memory"`
-	KVHostMemory   Size   `help:"Memory of a second tier of KV in the host's memory." default:"0" name:"kv-host-memory"`
+	KVHostMemory   Size   `help:"Memory of the host that keeps KV blocks which the device evicts, such as 4GiB; they are loaded again when a prompt needs them. 0: none." default:"0" name:"kv-host-memory"`
 	Ranks          int    `help:"Data-parallel ranks." default:"1"`
 	PP             int    `help:"Pipeline stages." default:"1" name:"pp"`
 	Overlap        bool   `help:"Prepare the next step while the device runs one." default:"true" negatable:""`
@@ -106,8 +106,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("--ranks %d: %w; 1 is", o.Ranks, ErrUnavailable)
 	case o.PP > 1:
 		return fmt.Errorf("--pp %d: %w; 1 is", o.PP, ErrUnavailable)
-	case o.KVHostMemory > 0:
-		return fmt.Errorf("--kv-host-memory %d: %w; 0 is", o.KVHostMemory, ErrUnavailable)
+	case o.KVHostMemory > 0 && !o.PrefixReuse:
+		return fmt.Errorf("--kv-host-memory %d keeps blocks for reuse, which --no-prefix-reuse forbids: give one of them", o.KVHostMemory)
 	case o.Sim.Step < 0 || o.Sim.PrefillToken < 0 || o.Sim.Decode < 0 || o.Sim.KVToken < 0 || o.Sim.CopyByte < 0:
 		return fmt.Errorf("--sim-*: a time must not be negative: %+v", o.Sim)
 	}

@@ -35,6 +35,7 @@ type Config struct {
 	MaxWaiting   int // queued requests, reservations included; 0: 1024
 	Overlap      bool
 	PrefixReuse  bool
+	HostKVBytes  int64 // host memory that keeps KV blocks which the device evicts; 0 or no PrefixReuse: none
 	EOS          []int32
 	// ExportDeadline is how long the KV of a finished prefill waits for its transfer; 0: 30 s.
 	ExportDeadline time.Duration
@@ -100,6 +101,7 @@ type Engine struct {
 
 	// Owned by the goroutine of Run.
 	pool      *kv.Pool
+	tier      tier
 	sched     *sched.Scheduler
 	flights   []*flight // submitted steps, oldest first; at most depth
 	idle      []*flight // step buffers to reuse
@@ -142,6 +144,7 @@ func New(cfg Config, b backend.Backend) (*Engine, error) {
 		commands: mailbox{wake: make(chan struct{}, 1)}, meter: meter{read: cfg.Energy},
 	}
 	e.pool = kv.New(info.KVBlocks, info.TokensPerBlock, blockhash.Root(info.ModelHash, ""), e.poolEvents())
+	e.openTier()
 	e.sched = sched.New(sched.Config{
 		MaxBatchSize: cfg.MaxBatchSize, MaxNumTokens: cfg.MaxNumTokens, PrefixReuse: cfg.PrefixReuse, OnAdmit: e.admitted,
 	}, e.pool)
@@ -186,6 +189,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	for ctx.Err() == nil && err == nil {
 		e.runCommands()
 		e.expire()
+		e.offload()
 		if len(e.flights) < e.depth() && e.submit() && len(e.flights) < e.depth() {
 			e.publishLoad()
 			continue
@@ -230,6 +234,7 @@ const stopWait = 10 * time.Second
 
 // stop ends everything that is left.
 func (e *Engine) stop(cause error) error {
+	e.awaitMoves()
 	for _, command := range e.commands.close() {
 		command()
 	}

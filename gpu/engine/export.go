@@ -161,9 +161,9 @@ func (e *Engine) lease(x *Export) {
 		return
 	}
 	x.blocks = q.Blocks
-	if q.Cached > 0 {
+	if n := q.Cached - q.Copy.Tokens; n > 0 { // the first step brings the copied part
 		st := e.info.Stage
-		x.spans = append(x.spans, infer.Span{LayerFrom: st.First, LayerTo: st.End, TokenTo: q.Cached})
+		x.spans = append(x.spans, infer.Span{LayerFrom: st.First, LayerTo: st.End, TokenTo: n})
 	}
 	x.mu.Unlock()
 	e.pool.Lease(q.Blocks)

@@ -195,7 +195,6 @@ func (s *Sequence) state(iter int64) RequestState {
 		ID: s.req.ID, Stage: StageQueued, Computed: min(s.q.Computed, len(s.req.Prompt)), Output: s.report.OutputTokens,
 		Scheduled: s.report.LastIter >= iter && s.report.FirstIter <= iter && s.q.Running(), Paused: s.preemptedNS != 0, KV: s.report.KV,
 	}
-	st.KV.AllocTotalBlocks = st.KV.AllocNewBlocks + st.KV.ReusedBlocks
 	switch {
 	case !s.q.Running() || s.q.Held:
 	case s.q.Computed < s.target:

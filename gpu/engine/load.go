@@ -47,20 +47,32 @@ func (e *Engine) LeakedBlocks() int {
 				owned[b] = true
 			}
 		}
+		ownSeq := func(q *sched.Seq) {
+			own(q.Blocks)
+			if q.Copy.Tokens > 0 {
+				owned[q.Copy.From] = true
+			}
+		}
 		ownAll := func(list []*sched.Seq) {
 			for _, q := range list {
-				own(q.Blocks)
+				ownSeq(q)
 			}
 		}
 		ownAll(e.sched.Running())
 		ownAll(e.sched.Waiting()) // preempted with a step in flight
 		for _, f := range e.flights {
 			for _, it := range f.items {
-				own(it.Seq.Blocks)
+				ownSeq(it.Seq)
 			}
 		}
 		for x := range e.exports {
 			own(x.blocks)
+		}
+		for m := range e.tier.out {
+			owned[m.Device] = true
+		}
+		for s := range e.tier.in {
+			ownSeq(&s.q)
 		}
 		n = e.pool.Unowned(owned)
 	})

@@ -27,12 +27,17 @@ func (e *Engine) post(command func()) bool {
 	return true
 }
 
-func (e *Engine) runCommands() {
-	m := &e.commands
+// take empties the mailbox.
+func (m *mailbox) take() []func() {
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	list := m.list
 	m.list = nil
-	m.mu.Unlock()
+	return list
+}
+
+func (e *Engine) runCommands() {
+	list := e.commands.take()
 	if len(list) == 0 {
 		return
 	}
@@ -45,11 +50,9 @@ func (e *Engine) runCommands() {
 // close lets nothing more in and returns what was left.
 func (m *mailbox) close() []func() {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	m.closed = true
-	list := m.list
-	m.list = nil
-	return list
+	m.mu.Unlock()
+	return m.take()
 }
 
 // query runs f on the engine's goroutine and waits for it, or runs it here when that has ended.

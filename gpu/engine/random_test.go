@@ -49,9 +49,9 @@ func newStorm(t *testing.T, rng *rand.Rand, dev sim.Config) *storm {
 	cost := sim.Cost{Step: 50_000, PrefillToken: 1000, Decode: 2000, KVToken: 10, CopyByte: 3}
 	dev.Cost = cost
 	dev.KVBlocks = 60
-	st.ctx = newRig(t, Config{Overlap: true, PrefixReuse: true, MaxBatchSize: 6, MaxNumTokens: 40, ExportDeadline: 20 * time.Millisecond}, dev)
+	st.ctx = newRig(t, Config{Overlap: true, PrefixReuse: true, HostKVBytes: 100 << 20, MaxBatchSize: 6, MaxNumTokens: 40, ExportDeadline: 20 * time.Millisecond}, dev)
 	dev.KVBlocks = 36
-	st.gen = newRig(t, Config{Overlap: true, PrefixReuse: true, MaxBatchSize: 8, MaxNumTokens: 64, ReserveDeadline: 20 * time.Millisecond}, dev)
+	st.gen = newRig(t, Config{Overlap: true, PrefixReuse: true, HostKVBytes: 10 << 10, MaxBatchSize: 8, MaxNumTokens: 64, ReserveDeadline: 20 * time.Millisecond}, dev)
 	return st
 }
 
@@ -190,12 +190,14 @@ func TestRandomRequestsLeaveNothingBehind(t *testing.T) {
 				if err := r.Check(); err != nil {
 					t.Error(err)
 				}
+				st.count("loaded blocks", int(r.pool.Stats().Loaded))
+				st.count("copied parts", int(r.pool.Stats().Partial))
 				if n := r.queued.Load(); n != 0 {
 					t.Errorf("%d requests are counted as queued at idle", n)
 				}
 			}
 			t.Logf("%v", st.counts)
-			for _, what := range []string{"length", "cancelled", "expired", "refused", "abandoned", "preemptions", "cached tokens"} {
+			for _, what := range []string{"length", "cancelled", "expired", "refused", "abandoned", "preemptions", "cached tokens", "loaded blocks", "copied parts"} {
 				if st.counts[what] == 0 {
 					t.Errorf("no %s: the test proves less than it should", what)
 				}

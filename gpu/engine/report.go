@@ -5,16 +5,26 @@ import (
 	"meridian.internal/shared/infer"
 )
 
-// admitted takes note that a sequence got its slot and blocks.
+// admitted takes note that a sequence got its slot and blocks. It begins when its blocks are loaded from the host.
 func (e *Engine) admitted(q *sched.Seq) {
 	s := q.Data.(*Sequence)
+	s.countBlocks(q)
+	if len(q.Loads) > 0 {
+		e.onboard(s)
+		return
+	}
+	e.begin(s)
+}
+
+// begin takes note that all that is cached of a sequence is in its blocks.
+func (e *Engine) begin(s *Sequence) {
+	q := &s.q
 	s.target = len(q.Tokens)
 	if s.counted { // the first time
 		s.uncount()
 		s.report.CachedTokens = min(q.Cached, len(s.req.Prompt))
 		e.activated(s)
 	}
-	s.countBlocks(q)
 	if s.export != nil {
 		e.lease(s.export)
 	}
@@ -35,6 +45,7 @@ func (e *Engine) scheduled(s *Sequence, it sched.Item, now int64) {
 	r.LastIter = e.iter
 	if n := len(it.Seq.Blocks); n > s.blocks {
 		r.KV.AllocNewBlocks += n - s.blocks
+		r.KV.AllocTotalBlocks += n - s.blocks
 		if it.KVLen >= s.target {
 			e.interval.DecodeBlocks += n - s.blocks
 		}
@@ -50,8 +61,14 @@ func (e *Engine) scheduled(s *Sequence, it sched.Item, now int64) {
 // countBlocks counts what a sequence got when it was admitted; it may be admitted again after a preemption.
 func (s *Sequence) countBlocks(q *sched.Seq) {
 	kv, totals := &s.report.KV, s.e.pool.Stats().Totals
-	kv.ReusedBlocks += q.Prefix.Blocks()
-	kv.AllocNewBlocks += len(q.Blocks) - q.Prefix.Blocks()
+	attached := q.Prefix.Blocks()
+	kv.AllocTotalBlocks += len(q.Blocks)
+	kv.AllocNewBlocks += len(q.Blocks) - attached
+	kv.ReusedBlocks += attached + len(q.Loads)
+	if q.Copy.Tokens > 0 {
+		kv.ReusedBlocks++
+		kv.PartialBlocks++
+	}
 	kv.MissedBlocks += int(totals.Missed - s.e.missed)
 	s.e.missed = totals.Missed
 	s.blocks = len(q.Blocks)
@@ -104,5 +121,4 @@ func (s *Sequence) endReport(now int64) {
 		r.PreemptedNS += now - s.preemptedNS
 		s.preemptedNS = 0
 	}
-	r.KV.AllocTotalBlocks = r.KV.AllocNewBlocks + r.KV.ReusedBlocks
 }

@@ -63,18 +63,23 @@ func (e *Engine) submit() bool {
 
 // build turns the plan into a batch.
 func (e *Engine) build(f *flight) {
-	f.batch = backend.Batch{Iter: e.iter, Assign: f.batch.Assign[:0], Entries: f.batch.Entries[:0]}
+	f.batch = backend.Batch{Iter: e.iter, Assign: f.batch.Assign[:0], Copies: f.batch.Copies[:0], Entries: f.batch.Entries[:0]}
 	f.logits, f.exports, f.logged = f.logits[:0], f.exports[:0], false
 	f.counts = Batch{}
 	for _, it := range f.items {
 		s := it.Seq.Data.(*Sequence)
 		e.scheduled(s, it, f.builtNS)
+		from := it.KVLen
 		if it.First {
 			f.batch.Assign = append(f.batch.Assign, s.assign())
+			if c := it.Seq.Copy; c.Tokens > 0 {
+				f.batch.Copies = append(f.batch.Copies, backend.BlockCopy{From: c.From, To: c.To})
+				from -= c.Tokens
+			}
 		}
 		f.batch.Entries = append(f.batch.Entries, f.entry(it))
 		if s.export != nil {
-			f.exports = append(f.exports, written{s.export, it.KVLen, it.KVLen + it.Tokens})
+			f.exports = append(f.exports, written{s.export, from, it.KVLen + it.Tokens})
 		}
 	}
 	if len(f.exports) > 0 {

@@ -43,8 +43,7 @@ func (p *Pool) find(hash blockhash.Hash, parent uint64, tokens []int32) (int32, 
 	if !ok {
 		return none, false
 	}
-	b := &p.blocks[id]
-	return id, b.parent == parent && slices.Equal(b.tokens, tokens)
+	return id, p.blocks[id].is(parent, tokens)
 }
 
 // Publish makes the full blocks of a sequence up to block number to findable; they must be written. Tokens are those of
@@ -75,11 +74,18 @@ func (p *Pool) name(id int32, parent Prefix, hash blockhash.Hash, tokens []int32
 	if b.indexed {
 		p.unindex(id)
 	}
-	p.serial++
-	b.indexed, b.hash, b.serial, b.parent = true, hash, p.serial, parent.serial
-	b.tokens = append([]int32(nil), tokens...)
+	b.indexed = true
+	at, known := p.host.find(hash, parent.serial, tokens)
+	if known {
+		b.content = p.host.blocks[at].content
+	} else {
+		p.serial++
+		b.content = content{hash, p.serial, parent.serial, slices.Clone(tokens)}
+	}
 	p.index[hash] = id
-	if p.events.Stored != nil {
+	b.sibling = int32(len(p.children[b.parent]))
+	p.children[b.parent] = append(p.children[b.parent], id)
+	if !known && p.events.Stored != nil {
 		p.events.Stored(parent.hash, hash, b.tokens)
 	}
 	return b.serial
@@ -99,10 +105,18 @@ func (p *Pool) replace(id int32) {
 func (p *Pool) unindex(id int32) {
 	b := &p.blocks[id]
 	delete(p.index, b.hash)
-	if p.events.Removed != nil {
+	family := p.children[b.parent]
+	last := family[len(family)-1]
+	family[b.sibling], p.blocks[last].sibling = last, b.sibling
+	if len(family) > 1 {
+		p.children[b.parent] = family[:len(family)-1]
+	} else {
+		delete(p.children, b.parent)
+	}
+	if !p.host.holds(b.content) && p.events.Removed != nil {
 		p.events.Removed(b.hash)
 	}
-	b.indexed, b.hash, b.serial, b.parent, b.tokens = false, 0, 0, 0, nil
+	b.indexed, b.content = false, content{}
 }
 
 // Check verifies that the four states are disjoint and complete, and that lists, index and counters agree. It costs one
@@ -123,6 +137,9 @@ func (p *Pool) Check() error {
 		}
 		if b.indexed {
 			indexed++
+			if family := p.children[b.parent]; int(b.sibling) >= len(family) || family[b.sibling] != int32(id) {
+				return fmt.Errorf("kv: block %d is not among the children of its parent", id)
+			}
 			if at, ok := p.index[b.hash]; !ok || at != int32(id) {
 				return fmt.Errorf("kv: block %d has a name that the index does not give to it", id)
 			}
@@ -138,11 +155,14 @@ func (p *Pool) Check() error {
 	if indexed != len(p.index) {
 		return fmt.Errorf("kv: %d blocks have names, the index holds %d", indexed, len(p.index))
 	}
-	return p.checkLists()
+	if err := p.checkLists(); err != nil {
+		return err
+	}
+	return p.checkHost()
 }
 
 func (p *Pool) checkLists() error {
-	seen := make(map[int32]bool, len(p.free)+p.cached)
+	seen := make(map[int32]bool, len(p.free)+p.cached.n)
 	for _, id := range p.free {
 		if b := &p.blocks[id]; seen[id] || b.refs != 0 || b.leases != 0 || b.indexed {
 			return fmt.Errorf("kv: block %d is in the free list but not free, or twice", id)
@@ -150,15 +170,15 @@ func (p *Pool) checkLists() error {
 		seen[id] = true
 	}
 	n := 0
-	for id := p.oldest; id != none; id = p.blocks[id].next {
-		if seen[id] || n > p.cached {
+	for id := p.cached.oldest; id != none; id = p.cached.next[id] {
+		if seen[id] || n > p.cached.n {
 			return fmt.Errorf("kv: block %d is twice in the lists", id)
 		}
 		seen[id] = true
 		n++
 	}
-	if n != p.cached {
-		return fmt.Errorf("kv: %d blocks in the list of cached ones, the books say %d", n, p.cached)
+	if n != p.cached.n {
+		return fmt.Errorf("kv: %d blocks in the list of cached ones, the books say %d", n, p.cached.n)
 	}
 	return nil
 }

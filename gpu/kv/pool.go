@@ -10,11 +10,15 @@
 //	cached  nobody holds it, but its content can be found by its tokens; it is evicted when free blocks run out
 //
 // A block is found by the chained hash of its prefix and attached only if its tokens are equal and its parent is the very
-// block that was attached before it, so a hash collision costs a miss and never gives wrong text.
+// content that was attached before it, so a hash collision costs a miss and never gives wrong text.
+//
+// Of a block whose beginning only is wanted, that part can be copied into an empty one (Grant.Copy). With a second tier
+// (AddHost) what the device evicts can be loaded again (Grant.Loads). The pool says what to copy; its owner does it.
 package kv
 
 import (
 	"fmt"
+	"slices"
 
 	"meridian.internal/shared/blockhash"
 )
@@ -24,12 +28,23 @@ const none = int32(-1)
 
 type block struct {
 	refs, leases int32
-	prev, next   int32 // neighbours among the cached blocks, oldest first
 	indexed      bool
-	hash         blockhash.Hash
-	serial       uint64 // names this content of the block; a parent is remembered by it
-	parent       uint64 // serial of the parent's content, 0 for the first block of a prefix
-	tokens       []int32
+	queued       bool // for the host
+	sibling      int32
+	content
+}
+
+// content is what a block holds, once it has a name.
+type content struct {
+	hash   blockhash.Hash
+	serial uint64 // names the content, in every tier; a parent is remembered by it
+	parent uint64 // serial of the parent's content, 0 for the first block of a prefix
+	tokens []int32
+}
+
+// is tells whether the content is that of these tokens after that parent: a hash alone proves nothing.
+func (c *content) is(parent uint64, tokens []int32) bool {
+	return c.parent == parent && slices.Equal(c.tokens, tokens)
 }
 
 // Events are told of changes of the index, in order. A nil function is not called; the tokens may be kept, not changed.
@@ -40,31 +55,37 @@ type Events struct {
 
 // Pool is the set of KV blocks of one device.
 type Pool struct {
-	perBlock       int
-	root           blockhash.Hash
-	blocks         []block
-	free           []int32
-	index          map[blockhash.Hash]int32
-	oldest, newest int32 // ends of the list of cached blocks
-	cached         int
-	used, leased   int
-	serial         uint64
-	events         Events
-	totals         Totals
+	perBlock     int
+	root         blockhash.Hash
+	blocks       []block
+	free         []int32
+	index        map[blockhash.Hash]int32
+	children     map[uint64][]int32 // serial of a content -> indexed blocks whose parent it is
+	cached       lru
+	used, leased int
+	serial       uint64
+	host         *host // nil: there is one tier
+	events       Events
+	totals       Totals
 }
 
 // Totals count since the pool was made.
 type Totals struct {
-	Allocated int64 // blocks handed out empty
-	Reused    int64 // blocks attached by Match
-	Missed    int64 // full blocks that Match was asked for and did not find
-	Evicted   int64 // cached blocks that Alloc took
-	Freed     int64 // blocks that became free; Allocated - Freed = Used + Leased + Cached at every moment
+	Allocated   int64 // blocks handed out empty
+	Reused      int64 // full blocks attached as they are
+	Loaded      int64 // full blocks of which the host had the content; the blocks count as Allocated too
+	Partial     int64 // blocks of which a part was copied from another; they count as Allocated too
+	Missed      int64 // full blocks that were asked for and came from nowhere
+	Evicted     int64 // cached blocks that Alloc took
+	Freed       int64 // blocks that became free; Allocated - Freed = Used + Leased + Cached at every moment
+	Offloaded   int64 // blocks copied to the host
+	HostDropped int64 // contents that the host gave up for others
 }
 
 // Stats is the state of the pool. Max = Free + Used + Leased + Cached.
 type Stats struct {
 	Max, Free, Used, Leased, Cached int
+	HostMax, HostUsed               int // blocks of host memory, 0 without a second tier
 	Totals
 }
 
@@ -73,7 +94,7 @@ func New(blocks, perBlock int, root blockhash.Hash, events Events) *Pool {
 	p := &Pool{
 		perBlock: perBlock, root: root, events: events,
 		blocks: make([]block, blocks), free: make([]int32, blocks),
-		index: make(map[blockhash.Hash]int32), oldest: none, newest: none,
+		index: make(map[blockhash.Hash]int32), children: make(map[uint64][]int32), cached: newLRU(blocks),
 	}
 	for i := range p.free {
 		p.free[i] = int32(blocks - 1 - i) // the first block is handed out first
@@ -83,11 +104,15 @@ func New(blocks, perBlock int, root blockhash.Hash, events Events) *Pool {
 
 // Stats returns the state of the pool.
 func (p *Pool) Stats() Stats {
-	return Stats{len(p.blocks), len(p.free), p.used, p.leased, p.cached, p.totals}
+	s := Stats{Max: len(p.blocks), Free: len(p.free), Used: p.used, Leased: p.leased, Cached: p.cached.n, Totals: p.totals}
+	if p.host != nil {
+		s.HostMax, s.HostUsed = len(p.host.blocks), len(p.host.blocks)-len(p.host.free)
+	}
+	return s
 }
 
 // Available is the number of blocks that Alloc can hand out: free and cached ones.
-func (p *Pool) Available() int { return len(p.free) + p.cached }
+func (p *Pool) Available() int { return len(p.free) + p.cached.n }
 
 // Alloc appends n empty blocks to dst, each held once, evicting the longest unused cached ones when free ones run out.
 // With fewer than n available it changes nothing and returns false.
@@ -98,7 +123,7 @@ func (p *Pool) Alloc(dst []int32, n int) ([]int32, bool) {
 	for range n {
 		if len(p.free) == 0 {
 			p.totals.Evicted++
-			p.forget(p.oldest)
+			p.forget(p.cached.oldest)
 		}
 		id := p.free[len(p.free)-1]
 		p.free = p.free[:len(p.free)-1]
@@ -108,21 +133,6 @@ func (p *Pool) Alloc(dst []int32, n int) ([]int32, bool) {
 	}
 	p.totals.Allocated += int64(n)
 	return dst, true
-}
-
-// Acquire holds the blocks of total tokens for a sequence: those that Match finds, at most limit tokens of them, and empty
-// ones for the rest. If these and spare more are not available it changes nothing and returns false.
-func (p *Pool) Acquire(tokens []int32, limit, total, spare int) ([]int32, Prefix, bool) {
-	totals, n := p.totals, p.Blocks(total)
-	blocks, prefix := p.Match(make([]int32, 0, n), tokens, limit)
-	need := n - len(blocks)
-	if p.Available() < need+spare {
-		p.Release(blocks)
-		p.totals = totals
-		return nil, Prefix{}, false
-	}
-	blocks, _ = p.Alloc(blocks, need)
-	return blocks, prefix, true
 }
 
 // PerBlock is the number of tokens of a block.
@@ -162,11 +172,20 @@ func (p *Pool) Release(blocks []int32) {
 // Lease gives a transfer a hold on each block; the blocks must be held or leased already.
 func (p *Pool) Lease(blocks []int32) {
 	for _, id := range blocks {
-		b := &p.blocks[id]
-		if b.refs == 0 && b.leases == 0 {
+		if b := &p.blocks[id]; b.refs == 0 && b.leases == 0 {
 			panic(fmt.Sprintf("kv: block %d leased though nobody holds it", id))
 		}
-		b.leases++
+		p.lease(id)
+	}
+}
+
+// lease adds a lease, whatever the state of the block but free.
+func (p *Pool) lease(id int32) {
+	b := &p.blocks[id]
+	b.leases++
+	if b.refs == 0 && b.leases == 1 {
+		p.cached.remove(id)
+		p.leased++
 	}
 }
 
@@ -197,7 +216,7 @@ func (p *Pool) hold(id int32) {
 	case b.leases > 0:
 		p.leased--
 	case b.indexed:
-		p.unlink(id)
+		p.cached.remove(id)
 	default:
 		panic(fmt.Sprintf("kv: free block %d retained", id))
 	}
@@ -206,7 +225,8 @@ func (p *Pool) hold(id int32) {
 // drop takes in a block that nobody holds any more.
 func (p *Pool) drop(id int32) {
 	if p.blocks[id].indexed {
-		p.link(id)
+		p.cached.add(id)
+		p.enqueue(id)
 	} else {
 		p.totals.Freed++
 		p.free = append(p.free, id)
@@ -215,36 +235,8 @@ func (p *Pool) drop(id int32) {
 
 // forget takes a cached block out of the cache and makes it free.
 func (p *Pool) forget(id int32) {
-	p.unlink(id)
+	p.cached.remove(id)
 	p.unindex(id)
 	p.totals.Freed++
 	p.free = append(p.free, id)
-}
-
-// link makes a block the newest of the cached ones.
-func (p *Pool) link(id int32) {
-	b := &p.blocks[id]
-	b.prev, b.next = p.newest, none
-	if p.newest == none {
-		p.oldest = id
-	} else {
-		p.blocks[p.newest].next = id
-	}
-	p.newest = id
-	p.cached++
-}
-
-func (p *Pool) unlink(id int32) {
-	b := &p.blocks[id]
-	if b.prev == none {
-		p.oldest = b.next
-	} else {
-		p.blocks[b.prev].next = b.next
-	}
-	if b.next == none {
-		p.newest = b.prev
-	} else {
-		p.blocks[b.next].prev = b.prev
-	}
-	p.cached--
 }

@@ -18,10 +18,16 @@ func tokens(n int, seed int32) []int32 {
 	return t
 }
 
+// acquire asks for whole blocks.
+func acquire(p *Pool, toks []int32, limit, total, spare int) ([]int32, Prefix, bool) {
+	g, ok := p.Acquire(Want{Tokens: toks, Limit: limit, Total: total, Spare: spare})
+	return g.Blocks, g.Prefix, ok
+}
+
 // filled allocates, publishes and returns the blocks of a whole sequence.
 func filled(t *testing.T, p *Pool, toks []int32) []int32 {
 	t.Helper()
-	blocks, at, ok := p.Acquire(toks, len(toks), len(toks), 0)
+	blocks, at, ok := acquire(p, toks, len(toks), len(toks), 0)
 	if !ok {
 		t.Fatalf("no room for %d tokens: %+v", len(toks), p.Stats())
 	}
@@ -128,16 +134,16 @@ func TestAcquireChangesNothingWhenItFails(t *testing.T) {
 	p := New(6, 4, 1, Events{})
 	p.Release(filled(t, p, tokens(16, 1)))
 	before := p.Stats()
-	if _, _, ok := p.Acquire(tokens(16, 1), 16, 28, 0); ok {
+	if _, _, ok := acquire(p, tokens(16, 1), 16, 28, 0); ok {
 		t.Error("7 of 6 blocks")
 	}
-	if _, _, ok := p.Acquire(tokens(16, 1), 16, 24, 1); ok {
+	if _, _, ok := acquire(p, tokens(16, 1), 16, 24, 1); ok {
 		t.Error("6 of 6 blocks with one to spare")
 	}
 	if after := p.Stats(); after != before {
 		t.Errorf("stats %+v, before %+v", after, before)
 	}
-	blocks, at, ok := p.Acquire(tokens(16, 1), 16, 24, 0)
+	blocks, at, ok := acquire(p, tokens(16, 1), 16, 24, 0)
 	if !ok || len(blocks) != 6 || at.Blocks() != 4 {
 		t.Errorf("%v, %+v, %v", blocks, at, ok)
 	}
@@ -229,22 +235,28 @@ func TestMisuseIsABrokenInvariant(t *testing.T) {
 // model is the plain way to say what the pool must do: content by block, holders by hand.
 type model struct {
 	refs, leases map[int32]int
-	content      map[int32]string // what the device would hold, whole prefix, by block
-	held         [][]int32        // one entry a holder
+	content      map[int32][]int32 // what the device would hold, whole prefix, by block
+	host         map[int32][]int32
+	moves        []Move    // to the host, in flight
+	held         [][]int32 // one entry a holder
 	leased       [][]int32
+	loaded       int
+	copied       int
 }
 
-func prefixName(t []int32) string { return fmt.Sprint(t) }
-
-// TestRandomOperationsAgainstAModel drives the pool as sequences and transfers do and compares it with the model.
+// TestRandomOperationsAgainstAModel drives the pool as sequences, transfers and copies between the tiers do, a million times,
+// and compares it with the model.
 func TestRandomOperationsAgainstAModel(t *testing.T) {
 	const per = 3
 	for seed := range uint64(4) {
 		rng := rand.New(rand.NewPCG(seed, 9))
 		p := New(40, per, 1, Events{})
-		m := model{map[int32]int{}, map[int32]int{}, map[int32]string{}, nil, nil}
-		for step := range 25_000 {
-			switch op := rng.IntN(10); {
+		if seed > 0 {
+			p.AddHost(25 * int(seed))
+		}
+		m := model{map[int32]int{}, map[int32]int{}, map[int32][]int32{}, map[int32][]int32{}, nil, nil, nil, 0, 0}
+		for step := range 250_000 {
+			switch op := rng.IntN(12); {
 			case op < 4:
 				m.begin(t, p, rng, per)
 			case op < 7 && len(m.held) > 0:
@@ -262,6 +274,10 @@ func TestRandomOperationsAgainstAModel(t *testing.T) {
 				i := rng.IntN(len(m.leased))
 				p.Unlease(m.leased[i])
 				m.leased = m.drop(m.leased, i, m.leases)
+			case op < 10:
+				m.offload(p)
+			case op < 12 && len(m.moves) > 0:
+				m.offloaded(p, rng)
 			}
 			m.compare(t, p, step)
 			if step%100 == 0 {
@@ -273,7 +289,31 @@ func TestRandomOperationsAgainstAModel(t *testing.T) {
 				t.Fatalf("seed %d, step %d", seed, step)
 			}
 		}
+		if m.copied == 0 || (m.loaded == 0) != (seed == 0) {
+			t.Errorf("seed %d: %d parts copied, %d blocks loaded: the test proves less than it should", seed, m.copied, m.loaded)
+		}
 	}
+}
+
+func (m *model) offload(p *Pool) {
+	move, ok := p.NextOffload()
+	if !ok {
+		return
+	}
+	m.leases[move.Device]++
+	m.host[move.Host] = m.content[move.Device]
+	m.moves = append(m.moves, move)
+}
+
+func (m *model) offloaded(p *Pool, rng *rand.Rand) {
+	i := rng.IntN(len(m.moves))
+	move, ok := m.moves[i], rng.IntN(10) > 0
+	m.moves = slices.Delete(m.moves, i, i+1)
+	p.Offloaded(move, ok)
+	if !ok {
+		m.host[move.Host] = nil
+	}
+	m.drop([][]int32{{move.Device}}, 0, m.leases)
 }
 
 func (m *model) begin(t *testing.T, p *Pool, rng *rand.Rand, per int) {
@@ -281,30 +321,52 @@ func (m *model) begin(t *testing.T, p *Pool, rng *rand.Rand, per int) {
 	for i := range toks {
 		toks[i] = int32(rng.IntN(2)) // many shared prefixes
 	}
-	spare := rng.IntN(3)
-	before := p.Available()
-	blocks, at, ok := p.Acquire(toks, rng.IntN(20), len(toks), spare)
+	w := Want{Tokens: toks, Limit: rng.IntN(20), Total: len(toks), Spare: rng.IntN(3), Partial: rng.IntN(2) == 0}
+	before := p.Stats()
+	g, ok := p.Acquire(w)
 	if !ok {
-		if p.Available() != before {
-			t.Errorf("a failed Acquire left %d available, before %d", p.Available(), before)
+		if p.Stats() != before {
+			t.Errorf("a failed Acquire left %+v, before %+v", p.Stats(), before)
 		}
 		return
 	}
-	for i, id := range blocks {
+	at := g.Prefix
+	for i, id := range g.Blocks {
 		if i < at.Blocks() {
-			if want := prefixName(toks[:(i+1)*per]); m.content[id] != want {
-				t.Errorf("block %d attached for %s holds %s", id, want, m.content[id])
+			if want := toks[:(i+1)*per]; !slices.Equal(m.content[id], want) {
+				t.Errorf("block %d attached for %v holds %v", id, want, m.content[id])
 			}
 		} else if m.refs[id] > 0 || m.leases[id] > 0 {
 			t.Errorf("block %d handed out though %d hold and %d lease it", id, m.refs[id], m.leases[id])
 		} else {
-			m.content[id] = prefixName(toks[:min((i+1)*per, len(toks))])
+			m.content[id] = toks[:min((i+1)*per, len(toks))]
 		}
 		m.refs[id]++
 	}
-	m.held = append(m.held, blocks)
+	m.held = append(m.held, g.Blocks)
+	m.fill(t, p, rng, &w, &g, per)
 	for to := at.Blocks(); to <= len(toks)/per; to++ { // as prefill advances
-		at = p.Publish(at, toks, blocks, to)
+		at = p.Publish(at, toks, g.Blocks, to)
+	}
+}
+
+// fill makes the copies of a grant.
+func (m *model) fill(t *testing.T, p *Pool, rng *rand.Rand, w *Want, g *Grant, per int) {
+	for i, move := range g.Loads {
+		n := g.Prefix.Blocks() + i
+		if want := w.Tokens[:(n+1)*per]; move.Device != g.Blocks[n] || !slices.Equal(m.host[move.Host], want) {
+			t.Errorf("loaded for %v into %d: host block %d holds %v", want, move.Device, move.Host, m.host[move.Host])
+		}
+	}
+	p.Loaded(g.Loads, rng.IntN(10) > 0) // what could not be loaded is computed
+	m.loaded += len(g.Loads)
+	if c := g.Copy; c.Tokens > 0 {
+		n := g.Prefix.Blocks()
+		if want := w.Tokens[:n*per+c.Tokens]; c.To != g.Blocks[n] || len(want) > w.Limit || !slices.Equal(m.content[c.From][:len(want)], want) {
+			t.Errorf("part of %d tokens copied for %v from block %d, which holds %v", c.Tokens, want, c.From, m.content[c.From])
+		}
+		p.Release([]int32{c.From})
+		m.copied++
 	}
 }
 
@@ -333,11 +395,30 @@ func BenchmarkAcquireRelease(b *testing.B) {
 	const blocks = 64
 	p := New(1<<20, 32, 1, Events{})
 	toks := tokens(blocks*32, 1)
-	warm, at, _ := p.Acquire(toks, len(toks), len(toks), 0)
+	warm, at, _ := acquire(p, toks, len(toks), len(toks), 0)
 	p.Publish(at, toks, warm, blocks)
 	for b.Loop() {
-		got, _, _ := p.Acquire(toks, len(toks), len(toks), 0)
+		got, _, _ := acquire(p, toks, len(toks), len(toks), 0)
 		p.Release(got)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/blocks, "ns/block")
+}
+
+// BenchmarkOffloadAndLoad is the bookkeeping of a block that goes to the host and comes back.
+func BenchmarkOffloadAndLoad(b *testing.B) {
+	const blocks = 64
+	p := New(2*blocks, 32, 1, Events{})
+	p.AddHost(1 << 20)
+	sets := [][]int32{tokens(blocks*32, 1), tokens(blocks*32, 2), tokens(blocks*32, 3)}
+	for i := 0; b.Loop(); i++ { // the device holds two of three, so that each is loaded when its turn comes
+		toks := sets[i%3]
+		g, _ := p.Acquire(Want{Tokens: toks, Limit: len(toks), Total: len(toks)})
+		p.Loaded(g.Loads, true)
+		p.Publish(g.Prefix, toks, g.Blocks, blocks)
+		p.Release(g.Blocks)
+		for m, ok := p.NextOffload(); ok; m, ok = p.NextOffload() {
+			p.Offloaded(m, true)
+		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/blocks, "ns/block")
 }

@@ -103,14 +103,14 @@ func (s *Scheduler) admit(q *Seq) bool {
 	if !s.cfg.PrefixReuse {
 		limit = 0
 	}
-	blocks, prefix, ok := s.pool.Acquire(q.Tokens, limit, total, spare)
+	g, ok := s.pool.Acquire(kv.Want{Tokens: q.Tokens, Limit: limit, Total: total, Spare: spare, Partial: !q.Held})
 	if !ok {
 		s.stuck, s.stuckAt, s.stuckSpare = q, s.pool.Available(), spare
 		return false
 	}
 	s.stuck = nil
-	q.Blocks, q.Prefix = blocks, prefix
-	q.Cached = prefix.Blocks() * s.pool.PerBlock()
+	q.Blocks, q.Prefix, q.Loads, q.Copy = g.Blocks, g.Prefix, g.Loads, g.Copy
+	q.Cached = g.Prefix.Blocks()*s.pool.PerBlock() + g.Copy.Tokens
 	q.Computed = q.Cached
 	q.Slot = s.slots[len(s.slots)-1]
 	s.slots = s.slots[:len(s.slots)-1]
@@ -147,7 +147,7 @@ func (s *Scheduler) Next(dst []Item) (items []Item, preempted []*Seq) {
 
 // due is the number of tokens of the sequence that wait for a step.
 func (s *Scheduler) due(q *Seq) int {
-	if q.Held || q.Len() >= q.Limit {
+	if q.Held || len(q.Loads) > 0 || q.Len() >= q.Limit {
 		return 0
 	}
 	return q.Len() - q.Computed
@@ -156,6 +156,9 @@ func (s *Scheduler) due(q *Seq) int {
 // take plans n tokens of the sequence.
 func (s *Scheduler) take(q *Seq, n int) Item {
 	it := Item{Seq: q, KVLen: q.Computed, Tokens: n, Sample: q.Computed+n == q.Len(), First: !q.assigned}
+	if it.First {
+		q.copying = q.Copy.Tokens > 0
+	}
 	q.assigned, q.step = true, s.step
 	q.Computed += n
 	q.InFlight++
@@ -194,7 +197,7 @@ func (s *Scheduler) grow(q *Seq, tokens int, preempt bool) bool {
 // never one that the step holds already, unless it is the one that asks.
 func (s *Scheduler) victim() *Seq {
 	for i := len(s.running) - 1; i >= 0; i-- {
-		if q := s.running[i]; !q.Fixed && !q.Held {
+		if q := s.running[i]; !q.Fixed && !q.Held && len(q.Loads) == 0 {
 			return q
 		}
 	}
@@ -233,7 +236,30 @@ func (s *Scheduler) leave(q *Seq) {
 func (s *Scheduler) drop(q *Seq) {
 	s.coming -= len(q.Blocks)
 	s.pool.Release(q.Blocks)
+	s.dropCopy(q)
 	q.Blocks, q.Prefix, q.Computed, q.Cached, q.dropped = nil, kv.Prefix{}, 0, 0, false
+}
+
+// dropCopy lets go of the block that a part was copied from.
+func (s *Scheduler) dropCopy(q *Seq) {
+	if q.Copy.Tokens > 0 {
+		s.pool.Release([]int32{q.Copy.From})
+		q.Copy, q.copying = kv.Copy{}, false
+	}
+}
+
+// Loaded says that the Loads of a sequence, which Enter has counted, have ended; not ok: what they should have brought must be
+// computed. It completes the copy.
+func (s *Scheduler) Loaded(q *Seq, ok bool) {
+	s.pool.Loaded(q.Loads, ok)
+	n := q.Prefix.Blocks() + len(q.Loads)
+	q.Loads = nil
+	if ok && !q.dropped {
+		q.Prefix = s.pool.Publish(q.Prefix, q.Tokens, q.Blocks, n)
+		q.Cached = n * s.pool.PerBlock()
+		q.Computed = q.Cached
+	}
+	s.Complete(q)
 }
 
 // Enter counts a copy that names the blocks of a sequence, until Complete.
@@ -242,6 +268,9 @@ func (s *Scheduler) Enter(q *Seq) { q.InFlight++ }
 // Complete says that a submitted step, or a copy, that named the blocks of a sequence is done.
 func (s *Scheduler) Complete(q *Seq) {
 	q.InFlight--
+	if q.copying {
+		s.dropCopy(q) // steps end in their order: it was the first
+	}
 	if q.InFlight == 0 && q.dropped {
 		s.drop(q)
 	}

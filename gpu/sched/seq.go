@@ -19,12 +19,15 @@ type Seq struct {
 	Pending  int     // tokens that submitted steps sample and that are not known yet
 	InFlight int     // submitted steps and copies that name the blocks
 	Prefix   kv.Prefix
-	Cached   int // tokens that the last admission found in cached blocks
+	Cached   int       // tokens that the last admission found here, in any tier
+	Loads    []kv.Move // copies from the host that must end (Loaded) before the sequence is scheduled
+	Copy     kv.Copy   // copy inside the device that comes before its first step
 
 	order    uint64
 	step     uint64 // the last step that was planned with it
 	state    state
 	assigned bool
+	copying  bool // a submitted step makes the Copy
 	dropped  bool // ended or preempted while in flight: the blocks go when InFlight is 0
 }
 
@@ -53,5 +56,5 @@ type Item struct {
 	KVLen  int  // tokens in KV before the step
 	Tokens int  // query tokens
 	Sample bool // the last query token's logits give a token
-	First  bool // first item since the sequence got its slot
+	First  bool // first item since the sequence got its slot: its Copy comes before it
 }

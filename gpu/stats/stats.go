@@ -19,6 +19,7 @@ type Options struct {
 	Interval   int // a row of every so many iterations; at least 1
 	KVInterval int // KV statistics in the rows of every so many iterations: a multiple of Interval; 0: Interval
 	MaxActive  int // requests that can be active
+	BlockBytes int // of a KV block
 	Put        func(*rows.Row)
 	Memory     func() rows.Memory // newest reading; nil: unknown. It must not block
 	Wall       func() int64       // Unix time in ns; nil: the system's clock
@@ -56,7 +57,7 @@ func New(o Options) (*Collector, error) {
 	if o.Wall == nil {
 		o.Wall = func() int64 { return time.Now().UnixNano() }
 	}
-	c := &Collector{o: o}
+	c := &Collector{o: o, kv: kvWindow{blockBytes: int64(o.BlockBytes)}}
 	c.row = c.fresh()
 	c.kv.reset()
 	return c, nil
@@ -183,6 +184,7 @@ func requests(list []engine.RequestState) []rows.Req {
 
 // kvWindow is what happened in the block pool since the last row that says so.
 type kvWindow struct {
+	blockBytes                        int64
 	last                              kv.Totals
 	decoded                           int64
 	peakFree, peakUsed, peakEvictable int
@@ -202,14 +204,35 @@ func (w *kvWindow) changed(s *kv.Stats) bool {
 	return s.Allocated != w.last.Allocated || s.Reused != w.last.Reused || s.Missed != w.last.Missed
 }
 
+// moved is a number of blocks, and their bytes.
+func (w *kvWindow) moved(blocks int64) (n, bytes rows.Int) {
+	return rows.Some(int(blocks)), rows.Some(int(blocks * w.blockBytes))
+}
+
+// minus is what was counted between two totals.
+func minus(a, b kv.Totals) kv.Totals {
+	return kv.Totals{
+		Allocated: a.Allocated - b.Allocated, Reused: a.Reused - b.Reused, Loaded: a.Loaded - b.Loaded, Partial: a.Partial - b.Partial,
+		Missed: a.Missed - b.Missed, Evicted: a.Evicted - b.Evicted, Freed: a.Freed - b.Freed, Offloaded: a.Offloaded - b.Offloaded,
+		HostDropped: a.HostDropped - b.HostDropped,
+	}
+}
+
 func (w *kvWindow) sample(s *kv.Stats) rows.KV {
-	newBlocks, reused, missed := s.Allocated-w.last.Allocated, s.Reused-w.last.Reused, s.Missed-w.last.Missed
+	d := minus(s.Totals, w.last)
+	all, reused := s.Reused+s.Loaded+s.Partial, d.Reused+d.Loaded+d.Partial
 	k := rows.KV{
 		Sampled: true, Max: int64(s.Max), Free: int64(s.Free + s.Cached), Used: int64(s.Used + s.Leased), Evictable: int64(s.Cached),
 		PeakFree: int64(w.peakFree), PeakUsed: int64(w.peakUsed), PeakEvictable: int64(w.peakEvictable),
-		AllocTotal: s.Allocated + s.Reused, AllocNew: s.Allocated, Reused: s.Reused, Missed: s.Missed, Freed: s.Freed,
-		DAllocTotal: newBlocks + reused, DAllocNew: newBlocks, DReused: reused, DFullReused: reused, DMissed: missed, DGenAlloc: w.decoded,
-		HitRate: rows.RatioOf(s.Reused, s.Reused+s.Missed), DHitRate: rows.RatioOf(reused, reused+missed),
+		AllocTotal: s.Allocated + s.Reused, AllocNew: s.Allocated, Reused: all, Missed: s.Missed, Freed: s.Freed,
+		DAllocTotal: d.Allocated + d.Reused, DAllocNew: d.Allocated, DReused: reused, DFullReused: d.Reused + d.Loaded, DPartialReused: d.Partial,
+		DMissed: d.Missed, DGenAlloc: w.decoded, HitRate: rows.RatioOf(all, all+s.Missed), DHitRate: rows.RatioOf(reused, reused+d.Missed),
+	}
+	if s.HostMax > 0 {
+		k.SecondaryMax, k.SecondaryFree, k.SecondaryUsed = rows.Some(s.HostMax), rows.Some(s.HostMax-s.HostUsed), rows.Some(s.HostUsed)
+		k.OnboardBlocks, k.OnboardBytes = w.moved(d.Loaded)
+		k.OffloadBlocks, k.OffloadBytes = w.moved(d.Offloaded)
+		k.HostDropped, k.HostDroppedBytes = w.moved(d.HostDropped)
 	}
 	w.last = s.Totals
 	w.reset()
