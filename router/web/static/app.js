@@ -1,6 +1,6 @@
 // The page: one stream brings rows, nodes, clocks and percentiles; a chosen request is fetched whole.
 import { $, el, time } from './format.js';
-import { follow, get, setKey } from './stream.js';
+import { follow, get } from './stream.js';
 import * as list from './list.js';
 import * as charts from './charts.js';
 import * as detail from './detail.js';
@@ -84,7 +84,6 @@ $('pause').onclick = () => {
 document.addEventListener('keydown', e => {
   if (e.key === '/' && document.activeElement !== $('filter')) { e.preventDefault(); $('filter').focus(); }
 });
-$('keyform').onsubmit = e => { e.preventDefault(); setKey($('key').value); $('keyform').hidden = true; start(); };
 addEventListener('hashchange', chosen);
 
 let session = null;
@@ -95,10 +94,9 @@ function start() {
       session = data.clock_id;
     }
     take[name]?.(data);
-  }, (text, ok, key) => {
+  }, (text, ok) => {
     $('live').textContent = text;
     $('live').className = ok ? 'good' : 'bad';
-    $('keyform').hidden = !key;
   });
   chosen();
 }

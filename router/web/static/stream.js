@@ -1,8 +1,5 @@
-// One stream of server-sent events, read with fetch so that a key can go along; it comes back after a break.
-let key = sessionStorage.getItem('key') || '';
-
-export const setKey = k => { key = k; sessionStorage.setItem('key', k); };
-export const get = (url, signal) => fetch(url, { signal, cache: 'no-store', headers: key ? { Authorization: 'Bearer ' + key } : {} });
+// One stream of server-sent events; it comes back after a break with the number of the last row that it brought.
+export const get = (url, signal) => fetch(url, { signal, cache: 'no-store' });
 
 // follow calls take(event, data) for every event and state(text, ok) when the connection changes. address() gives the URL.
 export async function follow(address, take, state) {
@@ -10,7 +7,7 @@ export async function follow(address, take, state) {
     try {
       const r = await get(address());
       if (r.status === 401 || r.status === 403) {
-        state('a key is needed', false, true);
+        state('not allowed: load the page anew with the key of an administrator as the password', false);
         return;
       }
       if (!r.ok) throw new Error('status ' + r.status);
