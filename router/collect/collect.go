@@ -38,6 +38,7 @@ type Options struct {
 	Grace     time.Duration         // how long a line waits for records after its request ended; 0: 2 s
 	Orphan    time.Duration         // how long records wait for a router's record that nobody announced; 0: 60 s
 	Flush     time.Duration         // how long a merged line may wait for the disk; 0: 100 ms
+	AdoptLook time.Duration         // how often routers that are gone are looked for, whose records nobody takes; 0: 3 s
 	MaxOpen   int                   // requests in memory; over it the oldest is written as it is. 0: 200,000
 	Recent    int                   // lines kept for Recent; 0: 1,000
 	Clocks    timeline.Clocks       // how stamps get onto this router's clock
@@ -136,6 +137,9 @@ func setDefaults(o *Options) {
 	if o.Flush == 0 {
 		o.Flush = 100 * time.Millisecond
 	}
+	if o.AdoptLook == 0 {
+		o.AdoptLook = 3 * time.Second
+	}
 	if o.MaxOpen == 0 {
 		o.MaxOpen = 200_000
 	}
@@ -206,6 +210,7 @@ func (c *Collector) Run(ctx context.Context) error {
 	defer close(c.closed)
 	if c.o.Conn != nil {
 		wg.Go(func() { c.consume(consuming, c.o.Router) })
+		wg.Go(func() { c.adoptDead(consuming) })
 	}
 	c.loop(ctx.Done(), nil)
 	stop := make(chan struct{})

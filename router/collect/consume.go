@@ -21,6 +21,8 @@ const (
 	retryWait = 300 * time.Millisecond
 	// maxUnacked bounds what the stream brings before anything is acknowledged: the memory of pending records.
 	maxUnacked = 250_000
+	// consumerPrefix and the token of a router's name are the name of its consumer.
+	consumerPrefix = "router-"
 )
 
 // consume brings the records meant for a router into Run, for ever.
@@ -45,16 +47,21 @@ func (c *Collector) consumeOnce(ctx context.Context, router string) error {
 	ask, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	cons, err := c.o.Conn.JetStream().CreateOrUpdateConsumer(ask, bus.StreamPhases, jetstream.ConsumerConfig{
-		Durable: "router-" + bus.Token(router), Description: "merges the records of router " + router,
+		Durable: consumerPrefix + bus.Token(router), Description: "merges the records of router " + router,
 		FilterSubject: bus.RouterSubjects(router), AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxAckPending: maxUnacked,
 		DeliverPolicy: jetstream.DeliverAllPolicy,
 	})
 	if err != nil {
 		return fmt.Errorf("make consumer of router %s: %w", router, err)
 	}
+	return c.pull(ctx, cons)
+}
+
+// pull brings the records of a consumer into Run until ctx ends.
+func (c *Collector) pull(ctx context.Context, cons jetstream.Consumer) error {
 	iter, err := cons.Messages(jetstream.PullMaxMessages(pullBatch), jetstream.PullHeartbeat(2*time.Second), jetstream.PullExpiry(10*time.Second))
 	if err != nil {
-		return fmt.Errorf("pull records of router %s: %w", router, err)
+		return fmt.Errorf("pull records: %w", err)
 	}
 	stop := context.AfterFunc(ctx, iter.Stop)
 	defer stop()
@@ -65,7 +72,7 @@ func (c *Collector) consumeOnce(ctx context.Context, router string) error {
 			continue // the server is away; the iterator asks again
 		}
 		if err != nil {
-			return fmt.Errorf("pull records of router %s: %w", router, err)
+			return fmt.Errorf("pull records: %w", err)
 		}
 		if !c.deliver(ctx, msg) {
 			return ctx.Err()
@@ -98,13 +105,5 @@ func (c *Collector) deliver(ctx context.Context, msg jetstream.Msg) bool {
 		return true
 	case <-ctx.Done():
 		return false
-	}
-}
-
-// Adopt consumes the records of another router, one that is gone, until ctx ends. Who may adopt is decided by the caller
-// (one at a time: under a lease).
-func (c *Collector) Adopt(ctx context.Context, router string) {
-	if c.o.Conn != nil {
-		c.consume(ctx, router)
 	}
 }

@@ -12,7 +12,7 @@ type metrics struct {
 	negative, violations          prometheus.Counter
 	duplicates, bad, busy, probes prometheus.Counter
 	shed, writeErrors, ackErrors  prometheus.Counter
-	sealErrors                    prometheus.Counter
+	sealErrors, adopted           prometheus.Counter
 	failing                       prometheus.Gauge
 	open                          prometheus.GaugeFunc
 	unaccounted                   prometheus.Histogram
@@ -38,6 +38,7 @@ func newMetrics(c *Collector) *metrics {
 		writeErrors: counter("write_errors_total", "Failed writes of timelines; they wait."),
 		ackErrors:   counter("ack_errors_total", "Acknowledgements that could not be sent."),
 		sealErrors:  counter("seal_errors_total", "Files of timelines that could not be indexed or compressed."),
+		adopted:     counter("adopted_total", "Adoptions of the records of a router that is gone."),
 		failing:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "meridian_timeline_write_failing", Help: "1 while timelines cannot be written: they wait in memory and in the stream."}),
 		open: prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "meridian_timeline_input_queue", Help: "Records that wait for the collector."},
 			func() float64 { return float64(len(c.in)) }),
@@ -49,7 +50,7 @@ func newMetrics(c *Collector) *metrics {
 
 func (m *metrics) register(reg prometheus.Registerer) error {
 	for _, c := range []prometheus.Collector{
-		m.complete, m.incomplete, m.amended, m.negative, m.violations, m.duplicates, m.bad, m.busy, m.probes, m.shed, m.writeErrors, m.ackErrors, m.sealErrors, m.failing, m.open,
+		m.complete, m.incomplete, m.amended, m.negative, m.violations, m.duplicates, m.bad, m.busy, m.probes, m.shed, m.writeErrors, m.ackErrors, m.sealErrors, m.adopted, m.failing, m.open,
 		m.unaccounted, m.spans,
 	} {
 		if err := reg.Register(c); err != nil {

@@ -30,11 +30,19 @@ func (o *otlp) Close() error { return o.w.Flush() }
 // OTLP appends a request as the body of POST /v1/traces. Each node is a resource of its own. Times are UTC by the line's
 // wall_ns, laid out on the reference clock, so that no child can begin before its parent.
 func OTLP(dst []byte, l *timeline.Line) []byte {
-	trace, parent := traceOf(l)
-	root := spanID(l.RequestID, "")
 	w := &jsonline.Writer{B: dst}
 	w.Open('{')
 	w.OpenKey("resourceSpans", '[')
+	resourceSpans(w, l)
+	w.Close(']')
+	w.Close('}')
+	return w.B
+}
+
+// resourceSpans adds the items of a request.
+func resourceSpans(w *jsonline.Writer, l *timeline.Line) {
+	trace, parent := traceOf(l)
+	root := spanID(l.RequestID, "")
 	byNode := map[string][]int{}
 	var order []string
 	for i, s := range l.Spans {
@@ -53,9 +61,6 @@ func OTLP(dst []byte, l *timeline.Line) []byte {
 		}
 		w.B = append(w.B, "]}]}"...)
 	}
-	w.Close(']')
-	w.Close('}')
-	return w.B
 }
 
 // resource opens a resource with one scope, up to its list of spans.
@@ -111,12 +116,20 @@ func rootSpan(w *jsonline.Writer, l *timeline.Line, trace, id, parent string) {
 	}
 	times(w, base(l), e2e)
 	w.OpenKey("attributes", '[')
-	attribute(w, "gen_ai.system", "meridian")
+	attribute(w, "gen_ai.provider.name", "meridian")
 	attribute(w, "gen_ai.operation.name", "chat")
 	attribute(w, "gen_ai.request.model", l.Model)
 	attribute(w, "gen_ai.response.id", l.RequestID)
+	attribute(w, "gen_ai.response.model", l.Model)
 	if l.FinishReason != "" {
-		attribute(w, "meridian.finish_reason", l.FinishReason)
+		w.Open('{')
+		w.Str("key", "gen_ai.response.finish_reasons")
+		w.OpenKey("value", '{')
+		w.OpenKey("arrayValue", '{')
+		w.OpenKey("values", '[')
+		w.Open('{')
+		w.Str("stringValue", l.FinishReason)
+		w.B = append(w.B, "}]}}}"...)
 	}
 	number(w, "gen_ai.usage.input_tokens", int64(l.Tokens.Prompt))
 	number(w, "gen_ai.usage.output_tokens", int64(l.Tokens.Output))
@@ -165,7 +178,7 @@ func childSpan(w *jsonline.Writer, l *timeline.Line, i int, trace, root string) 
 
 // traceOf takes trace and parent from the client's traceparent, or makes a trace id of the request's.
 func traceOf(l *timeline.Line) (trace, parent string) {
-	if f := strings.Split(l.Traceparent, "-"); len(f) == 4 && len(f[1]) == 32 && len(f[2]) == 16 {
+	if f := strings.Split(l.Traceparent, "-"); len(f) == 4 && isID(f[1], 32) && isID(f[2], 16) {
 		return f[1], f[2]
 	}
 	sum := sha256.Sum256([]byte(l.RequestID))
@@ -175,4 +188,9 @@ func traceOf(l *timeline.Line) (trace, parent string) {
 func spanID(request, part string) string {
 	sum := sha256.Sum256([]byte(request + "\x00" + part))
 	return hex.EncodeToString(sum[:8])
+}
+
+// isID checks an id of n hexadecimal digits; all zeros are none.
+func isID(s string, n int) bool {
+	return len(s) == n && strings.Trim(s, "0") != "" && strings.Trim(s, "0123456789abcdef") == ""
 }

@@ -14,10 +14,11 @@ import (
 
 // Names of streams, buckets and subjects.
 const (
-	StreamPhases   = "MERIDIAN_PHASES"
-	StreamClockLog = "MERIDIAN_CLOCK_LOG"
-	BucketNodes    = "MERIDIAN_NODES"
-	BucketClocks   = "MERIDIAN_CLOCKS"
+	StreamPhases    = "MERIDIAN_PHASES"
+	StreamClockLog  = "MERIDIAN_CLOCK_LOG"
+	BucketNodes     = "MERIDIAN_NODES"
+	BucketAdoptions = "MERIDIAN_ADOPTIONS" // leases on the records of routers that are gone
+	BucketClocks    = "MERIDIAN_CLOCKS"
 
 	SubjectPhases = "meridian.phase.>" // meridian.phase.<router>.<role>.<node>
 	SubjectClock  = "meridian.clock.>" // meridian.clock.<node>

@@ -62,6 +62,7 @@ func clockStream() jetstream.StreamConfig {
 func buckets() []jetstream.KeyValueConfig {
 	return []jetstream.KeyValueConfig{
 		{Bucket: BucketNodes, Description: "registrations", Storage: jetstream.MemoryStorage, TTL: nodesTTL, History: 1},
+		{Bucket: BucketAdoptions, Description: "leases on the records of routers that are gone", Storage: jetstream.MemoryStorage, TTL: nodesTTL, History: 1},
 		{Bucket: BucketClocks, Description: "newest clock estimates", Storage: jetstream.MemoryStorage, History: 1},
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"meridian.internal/clocksync/respond"
 	"meridian.internal/router/clocks"
+	"meridian.internal/router/export"
 	"meridian.internal/router/keys"
 	"meridian.internal/router/pool"
 	"meridian.internal/router/prefix"
@@ -44,6 +45,7 @@ type daemon struct {
 	pool     *pool.Pool
 	clocks   *clocks.Book
 	lines    *lines
+	live     *export.Live // nil: no collector
 	feed     *web.Feed
 	tokens   *proxy.Tokenizers
 	keys     *keys.Store // nil: no API keys are configured

@@ -39,14 +39,13 @@ func (d *daemon) openLines(context.Context) (err error) {
 			return errors.Join(err, l.close())
 		}
 	}
+	if err := d.openLive(); err != nil {
+		return errors.Join(err, l.close())
+	}
 	d.feed = web.NewFeed(time.Now, d.clocksNow)
 	l.collector, err = collect.New(collect.Options{
 		Router: d.o.Name, Dir: d.o.Traces, MaxTotal: d.o.TracesMax, Compress: d.o.TracesCompress, Conn: d.conn, Publisher: l.publisher, Registry: d.metrics, Logger: d.log,
-		OnLine: func(line *timeline.Line) {
-			d.feed.Add(line)
-			d.pool.Learn(line)
-			d.clocks.Line(line)
-		},
+		OnLine: d.ended,
 		Clocks: timeline.Clocks{Reference: d.steady.ID(), Estimate: d.clocks.Estimate, Wall: d.wall},
 	})
 	if err != nil {
@@ -85,7 +84,7 @@ func (l *lines) reader() proxy.Timelines { return l.collector }
 
 // run merges until ctx ends; then it waits for the records of the last requests, and lets go of the spool.
 func (l *lines) run(ctx context.Context) error {
-	return errors.Join(l.collector.Run(ctx), l.close())
+	return errors.Join(l.d.runLive(ctx, func() error { return l.collector.Run(ctx) }), l.close())
 }
 
 func (l *lines) close() error {

@@ -1,0 +1,110 @@
+package collect
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"meridian.internal/router/timeline"
+	"meridian.internal/shared/bus"
+	"meridian.internal/shared/phase"
+)
+
+// consumerOf makes the consumer that a router leaves behind when it dies.
+func consumerOf(ctx context.Context, t *testing.T, conn *bus.Conn, router string) {
+	t.Helper()
+	_, err := conn.JetStream().CreateOrUpdateConsumer(ctx, bus.StreamPhases, jetstream.ConsumerConfig{
+		Durable: consumerPrefix + bus.Token(router), FilterSubject: bus.RouterSubjects(router), AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRecordsOfARouterThatIsGoneAreAdoptedByOneRouter(t *testing.T) {
+	e, err := bus.StartEmbedded(bus.EmbeddedOptions{Listen: "127.0.0.1:0", StoreDir: t.TempDir(), Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	conn, err := bus.Connect(ctx, bus.Options{URL: e.URL(), Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	consumerOf(ctx, t, conn, "gone")
+	consumerOf(ctx, t, conn, "alive")
+	nodes, err := conn.KV(ctx, bus.BucketNodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nodes.Put(ctx, "router.alive", []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	pub, err := bus.NewPublisher(conn, bus.PublisherOptions{SpoolDir: t.TempDir(), Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const requests = 20
+	for i := range requests {
+		for _, router := range []string{"gone", "alive"} {
+			for _, role := range []phase.Role{phase.Disagg, phase.Ctx, phase.Gen} {
+				r := rec(role, router+"-"+string(rune('a'+i)))
+				r.Router = router
+				if err := pub.Publish(r); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if err := pub.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	lines := make(chan *timeline.Line, 10*requests)
+	var dirs []string
+	done := make(chan error, 2)
+	run, stop := context.WithCancel(ctx)
+	for _, name := range []string{"r1", "r2"} {
+		dir := t.TempDir()
+		dirs = append(dirs, dir)
+		c, err := New(Options{Router: name, Dir: dir, Conn: conn, Logger: quiet, AdoptLook: 20 * time.Millisecond, OnLine: func(l *timeline.Line) { lines <- l }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { done <- c.Run(run) }()
+	}
+	for i := range requests {
+		select {
+		case l := <-lines:
+			if l.Router == "alive" {
+				t.Errorf("request %s of a router that is registered was taken", l.RequestID)
+			}
+		case <-ctx.Done():
+			t.Fatalf("%d of %d requests were adopted", i, requests)
+		}
+	}
+	stop()
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	seen := map[string]int{}
+	for _, dir := range dirs {
+		for _, l := range readDir(dir) {
+			if seen[l.RequestID]++; seen[l.RequestID] > 1 || !l.Complete {
+				t.Errorf("request %s: %d lines, complete %v", l.RequestID, seen[l.RequestID], l.Complete)
+			}
+		}
+	}
+	if len(seen) != requests {
+		t.Errorf("%d requests are on disk, want %d", len(seen), requests)
+	}
+}
