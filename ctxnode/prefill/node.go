@@ -55,6 +55,7 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 		ln = tls.NewListener(ln, t)
 	}
 	c.Device.Sink = d.Ledger.Sink()
+	c.Device.KVEvents, c.Device.KVEpoch = d.KVEvents()
 	dev, err := device.Open(c.Device, d.Steady.Now, log)
 	if err != nil {
 		_ = ln.Close()

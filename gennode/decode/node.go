@@ -43,6 +43,7 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	c.Device.Sink = d.Ledger.Sink()
+	c.Device.KVEvents, c.Device.KVEpoch = d.KVEvents()
 	dev, err := device.Open(c.Device, d.Steady.Now, log)
 	if err != nil {
 		d.Close(ctx)

@@ -12,6 +12,7 @@ import (
 
 	"meridian.internal/gpu/engine"
 	"meridian.internal/gpu/profile"
+	"meridian.internal/shared/kvevent"
 	"meridian.internal/shared/rows"
 )
 
@@ -38,7 +39,9 @@ type Options struct {
 	ProfileStartStop string `help:"Iterations to profile, such as 10-20,30." placeholder:"RANGES"`
 	ProfileDir       string `help:"Folder of profiles that name none. Empty: the working folder." type:"path" placeholder:"DIR"`
 
-	Sink rows.Sink `kong:"-"` // where statistics of iterations go, and which
+	Sink     rows.Sink           `kong:"-"` // where statistics of iterations go, and which
+	KVEvents func(kvevent.Event) `kong:"-"` // told what the cache stores and drops; must not block; nil: nobody
+	KVEpoch  int64               `kong:"-"` // of KVEvents
 }
 
 // Sim is the cost model of --device sim.

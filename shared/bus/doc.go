@@ -27,6 +27,9 @@ const (
 // NoRouter is the router of a direct request.
 const NoRouter = "none"
 
+// HeaderRole on a message of KV events is the role of the node: names are unique within a role.
+const HeaderRole = "Meridian-Role"
+
 // HeaderKind on a phase message says what its data is: absent for a record, KindSteps for step columns.
 const (
 	HeaderKind = "Meridian-Kind"
@@ -43,6 +46,19 @@ func RouterSubjects(router string) string { return "meridian.phase." + Token(rou
 
 // IterSubject is where node publishes its rows of iteration statistics, if it does. No stream keeps them.
 func IterSubject(node string) string { return "meridian.iter." + Token(node) }
+
+// KVSubject is where node publishes its KV events, LoadSubject where it tells its load, ReserveSubject where a router tells
+// what it has reserved. No stream keeps any of them: what is lost is repaired by what comes later.
+func KVSubject(node string) string        { return "meridian.kv." + Token(node) }
+func LoadSubject(node string) string      { return "meridian.load." + Token(node) }
+func ReserveSubject(router string) string { return "meridian.reserve." + Token(router) }
+
+// Subjects of all nodes and routers.
+const (
+	SubjectKV      = "meridian.kv.*"
+	SubjectLoad    = "meridian.load.*"
+	SubjectReserve = "meridian.reserve.*"
+)
 
 // ClockSubject is where estimates of node's clock are logged.
 func ClockSubject(node string) string { return "meridian.clock." + Token(node) }

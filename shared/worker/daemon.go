@@ -16,6 +16,7 @@ import (
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/hardware"
 	"meridian.internal/shared/infer"
+	"meridian.internal/shared/kvevent"
 	"meridian.internal/shared/ledger"
 	"meridian.internal/shared/node"
 	"meridian.internal/shared/phase"
@@ -41,6 +42,7 @@ type Daemon struct {
 	log     *slog.Logger
 	server  *serve.Server
 	records *bus.Publisher
+	cache   *kvevent.Log // nil without --nats
 	ready   atomic.Bool
 	lost    atomic.Pointer[error] // the engine ended by itself
 }
@@ -88,7 +90,11 @@ func Open(ctx context.Context, f Flags, listen string, role phase.Role, log *slo
 		return nil, err
 	}
 	d.Host, d.URL = h.host, d.Cluster.Scheme()+"://"+h.http
-	return d, d.connect(ctx)
+	if err := d.connect(ctx); err != nil {
+		return nil, err
+	}
+	d.follow()
+	return d, nil
 }
 
 func hostLabel() string {

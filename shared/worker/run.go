@@ -51,6 +51,10 @@ func (d *Daemon) Run(ctx context.Context, p Parts) error {
 	defer quit()
 	beside, watched := errgroup.WithContext(inner)
 	beside.Go(func() error { return d.runEngine(inner, p.Engine) })
+	if d.Bus != nil {
+		t := &teller{d: d, load: p.Engine.Load}
+		beside.Go(func() error { return t.run(inner) })
+	}
 	for _, f := range append(p.Beside, d.ledgerWork()...) {
 		beside.Go(func() error { return f(inner) })
 	}

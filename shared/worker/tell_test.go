@@ -1,0 +1,75 @@
+package worker
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"meridian.internal/shared/blockhash"
+	"meridian.internal/shared/bus"
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/kvevent"
+	"meridian.internal/shared/node"
+	"meridian.internal/shared/phase"
+)
+
+func TestLoadAndCacheAreToldOnChangeAndInOrder(t *testing.T) {
+	e, err := bus.StartEmbedded(bus.EmbeddedOptions{Listen: "127.0.0.1:0", StoreDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	conn, err := bus.Connect(t.Context(), bus.Options{Server: e, Name: "t"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	steady, err := clock.New(clock.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan *nats.Msg, 100)
+	for _, s := range []string{bus.SubjectKV, bus.SubjectLoad} {
+		if _, err := conn.NATS().ChanSubscribe(s, got); err != nil {
+			t.Fatal(err)
+		}
+	}
+	load := infer.Load{KVMaxBlocks: 9}
+	d := &Daemon{Name: "g", Bus: conn, Steady: steady, role: phase.Gen, cache: kvevent.NewLog(7)}
+	tell := &teller{d: d, load: func() infer.Load { return load }}
+	now := time.Unix(1, 0)
+	report := func() node.Report {
+		t.Helper()
+		m := <-got
+		r, err := node.ParseReport(m.Data)
+		if err != nil || m.Subject != "meridian.load.g" {
+			t.Fatalf("%s: %s, %v", m.Subject, m.Data, err)
+		}
+		return r
+	}
+	tell.tell(now)
+	if r := report(); r.Seq != 1 || r.Role != node.RoleGen || r.Load != load || r.KVEpoch != 7 || r.KVSeq != 0 || r.ClockID != steady.ID() {
+		t.Errorf("first report %+v", r)
+	}
+	d.cache.Add(kvevent.Event{Seq: 1, Epoch: 7, Type: kvevent.Stored, Blocks: []kvevent.Block{{Hash: 5}}})
+	d.cache.Add(kvevent.Event{Seq: 2, Epoch: 7, Type: kvevent.Removed, Removed: []blockhash.Hash{5}})
+	load.Iter = 100 // not a change
+	tell.tell(now.Add(time.Millisecond))
+	m := <-got
+	events, err := kvevent.ParseList(m.Data)
+	if err != nil || m.Subject != "meridian.kv.g" || m.Header.Get(bus.HeaderRole) != "gen" || len(events) != 2 || events[0].Epoch != 7 {
+		t.Errorf("%s %v: %s, %v", m.Subject, m.Header, m.Data, err)
+	}
+	load.Running = 1
+	tell.tell(now.Add(2 * time.Millisecond))
+	if r := report(); r.Seq != 2 || r.Load.Running != 1 || r.KVSeq != 2 {
+		t.Errorf("report of the change %+v", r)
+	}
+	tell.tell(now.Add(node.ReportEvery + time.Millisecond))
+	tell.tell(now.Add(node.ReportEvery + 2*time.Millisecond))
+	if r := report(); r.Seq != 3 || len(got) != 0 {
+		t.Errorf("%+v, %d more: want one report after %v without a change", r, len(got), node.ReportEvery)
+	}
+}
