@@ -59,7 +59,7 @@ func TestHostileRequests(t *testing.T) {
 		"no JSON":                {sized("prompt=hi"), []int{400}},
 		"a NUL":                  {sized("{\"model\":\"m\",\"prompt\":\"a\x00b\"}"), []int{400}},
 		"an id with a quote":     {head("X-Request-Id: a\"b\r\nContent-Length: 27") + body, []int{400}},
-		"an id with a line end":  {head("X-Request-Id: a\nb: c\r\nContent-Length: 27") + body, []int{400, 200}}, // a header b, not an id
+		"an id with a line end":  {head("X-Request-Id: a\nb: c\r\nContent-Length: 27") + body, []int{400, 499, 200}}, // a header b, not an id; 499: the end of our side was seen first
 		"an id of markup":        {head("X-Request-Id: <script>\r\nContent-Length: 27") + body, []int{400}},
 		"a long id":              {head("X-Request-Id: "+strings.Repeat("a", 500)+"\r\nContent-Length: 27") + body, []int{400}},
 	} {

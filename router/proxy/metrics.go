@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"meridian.internal/router/pool"
 	"meridian.internal/shared/phase"
 )
 
@@ -12,7 +13,9 @@ type metrics struct {
 	requests  *prometheus.CounterVec
 	inflight  prometheus.Gauge
 	ttft      prometheus.Histogram
+	itl       prometheus.Histogram
 	e2e       prometheus.Histogram
+	overhead  prometheus.Histogram
 	retries   *prometheus.CounterVec
 	decisions *prometheus.CounterVec
 	tokens    prometheus.Counter
@@ -21,7 +24,7 @@ type metrics struct {
 	retryRefused prometheus.Counter
 }
 
-func newMetrics(r prometheus.Registerer, h *health) (*metrics, error) {
+func newMetrics(r prometheus.Registerer, h *health, p *pool.Pool) (*metrics, error) {
 	seconds := prometheus.ExponentialBuckets(0.001, 2, 16)
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -32,6 +35,13 @@ func newMetrics(r prometheus.Registerer, h *health) (*metrics, error) {
 		}),
 		ttft: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "meridian_router_ttft_seconds", Help: "From the request's arrival to its first token at the router.", Buckets: seconds,
+		}),
+		itl: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "meridian_router_itl_seconds", Help: "Between two arrivals of tokens of one choice at the router.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14),
+		}),
+		overhead: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "meridian_router_overhead_seconds", Help: "Time of a finished request inside the router, up to its first token: not that spent waiting for nodes.",
+			Buckets: prometheus.ExponentialBuckets(0.00002, 2, 16),
 		}),
 		e2e: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "meridian_router_e2e_seconds", Help: "From the request's arrival to its last byte.", Buckets: seconds,
@@ -56,7 +66,7 @@ func newMetrics(r prometheus.Registerer, h *health) (*metrics, error) {
 		return m, nil
 	}
 	for _, c := range []prometheus.Collector{
-		m.requests, m.inflight, m.ttft, m.e2e, m.retries, m.decisions, m.tokens, m.resumes, m.retryRefused, healthMetrics{h}} {
+		m.requests, m.inflight, m.ttft, m.itl, m.e2e, m.overhead, m.retries, m.decisions, m.tokens, m.resumes, m.retryRefused, healthMetrics{h}, nodeMetrics{p}} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register metric: %w", err)
 		}

@@ -55,9 +55,9 @@ type Options struct {
 	End        func(requestID string) // its record has come
 	Record     func(*phase.Record)    // takes the router's own records; must not block
 	// Expect gives the merged line of a request once it is there; nil: there are none, and no headers that tell of it.
-	Expect     func(requestID string) (line <-chan *timeline.Line, forget func())
-	Timelines  Timelines                              // nil: no /timelines
-	Estimate   func(node.Info) (clock.Estimate, bool) // clock of a node against this router's; nil: none
+	Expect    func(requestID string) (line <-chan *timeline.Line, forget func())
+	Timelines Timelines                              // nil: no /timelines
+	Estimate  func(node.Info) (clock.Estimate, bool) // clock of a node against this router's; nil: none
 	// Exchange takes the clock exchange that a leg was at the same time; the node is named by its key. nil: not wanted.
 	Exchange   func(key string, id clock.ID, x ntp.Exchange)
 	Keys       *keys.Store // API keys of clients; nil: everybody may do everything
@@ -125,7 +125,7 @@ func New(o Options) (*Proxy, error) {
 		o.ClientIdle = defaultClientIdle
 	}
 	health := newHealth(o.Steady.Now)
-	met, err := newMetrics(o.Metrics, health)
+	met, err := newMetrics(o.Metrics, health, o.Pool)
 	if err != nil {
 		return nil, err
 	}

@@ -80,7 +80,11 @@ func (a *attempt) event(data []byte) *api.Error {
 	}
 	if n := a.sub.note(chunk); n > 0 {
 		a.tokens += n
+		before := a.stamps.LastTokenNS
 		a.stamps.LastTokenNS = a.now()
+		if before != nil {
+			a.s.p.met.itl.Observe(float64(*a.stamps.LastTokenNS-*before) / 1e9)
+		}
 		if a.stamps.FirstTokenNS == nil {
 			a.stamps.FirstTokenNS = a.stamps.LastTokenNS
 			if a.style == Aggregated {

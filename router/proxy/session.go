@@ -245,21 +245,6 @@ func (s *session) settle() {
 	_ = s.rc.SetWriteDeadline(time.Time{}) // the connection goes on to the client's next request
 }
 
-// observe counts the request.
-func (s *session) observe(e *api.Error, end int64) {
-	m := s.p.met
-	if e != nil {
-		m.ended(outcomeOf(e), e.Stage)
-		return
-	}
-	m.ended(phase.Finished, "")
-	m.e2e.Observe(float64(end-s.received) / 1e9)
-	if a := s.subs[0].beginner(); a != nil && a.stamps.FirstTokenNS != nil {
-		m.ttft.Observe(float64(*a.stamps.FirstTokenNS-s.received) / 1e9)
-	}
-	m.tokens.Add(float64(s.usage().CompletionTokens))
-}
-
 // last is the newest attempt; nil when there was none.
 func (b *sub) last() *attempt {
 	if len(b.tries) == 0 {

@@ -28,7 +28,7 @@ func (s *Server) adminRoutes() {
 		return answer(c, s.o.Ready)
 	})
 	if s.o.Registry != nil {
-		s.echo.GET("/metrics", echo.WrapHandler(promhttp.HandlerFor(s.o.Registry, promhttp.HandlerOpts{})))
+		s.echo.GET("/metrics", echo.WrapHandler(promhttp.HandlerFor(s.o.Registry, promhttp.HandlerOpts{EnableOpenMetrics: true})))
 	}
 }
 
