@@ -1,7 +1,6 @@
 package web
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 
@@ -24,7 +23,7 @@ type row struct {
 	Prompt   int      `json:"prompt"`
 	Output   int      `json:"output"`
 	Nodes    []string `json:"nodes"`
-	Dominant string   `json:"dominant,omitempty"` // the longest span before the first token, or of all where there was none
+	Dominant string   `json:"dominant,omitempty"` // the longest span until the first token
 	Bar      []int64  `json:"bar"`                // per part: kind, start and width in thousandths of the whole
 	Odd      int      `json:"odd,omitempty"`      // causality violations and negative spans
 }
@@ -46,7 +45,7 @@ func newRow(l *timeline.Line) row {
 	r := row{
 		ID: l.RequestID, ClientID: l.ClientRequestID, WallNS: l.WallNS, Outcome: string(l.Outcome), Complete: l.Complete, Style: l.Style,
 		Model: l.Model, TTFTNS: l.TTFTNS, E2ENS: l.E2ENS, Prompt: l.Tokens.Prompt, Output: l.Tokens.Output, Nodes: []string{}, Bar: []int64{},
-		Odd: len(l.Violations) + l.NegativeSpans,
+		Dominant: l.CriticalSpan, Odd: len(l.Violations) + l.NegativeSpans,
 	}
 	roles := map[string]phase.Role{}
 	for _, a := range l.Attempts {
@@ -55,7 +54,6 @@ func newRow(l *timeline.Line) row {
 			r.Nodes = append(r.Nodes, a.Node)
 		}
 	}
-	r.Dominant = dominant(l)
 	if l.E2ENS == nil || *l.E2ENS <= 0 {
 		return r
 	}
@@ -72,18 +70,6 @@ func newRow(l *timeline.Line) row {
 		r.Bar = append(r.Bar, kind, start, width)
 	}
 	return r
-}
-
-// dominant names the span that made the request wait longest for its first token.
-func dominant(l *timeline.Line) string {
-	spans := l.Spans
-	if l.TTFTNS != nil {
-		spans = slices.DeleteFunc(slices.Clone(spans), func(s timeline.Span) bool { return s.StartNS >= *l.TTFTNS })
-	}
-	if len(spans) == 0 {
-		return ""
-	}
-	return slices.MaxFunc(spans, func(a, b timeline.Span) int { return cmp.Compare(a.DurNS, b.DurNS) }).Name
 }
 
 // spanKind says whose work a span is.

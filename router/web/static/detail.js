@@ -48,7 +48,7 @@ function waterfall() {
       bar.append(b);
     }
     bar.title = s.name + ' on ' + s.node + ', from ' + time(s.start_ns) + ': ' + time(s.dur_ns) + (s.bound_ns ? ' ± ' + time(s.bound_ns) : '');
-    r.append(el('span', s.name, s.critical ? 'critical' : ''), el('span', s.node, 'dim'), el('span', time(s.dur_ns) + (s.bound_ns ? ' ± ' + time(s.bound_ns) : ''), s.dur_ns < 0 ? 'bad' : ''), bar);
+    r.append(el('span', s.name, s.name === line.critical_span ? 'critical' : ''), el('span', s.node, 'dim'), el('span', time(s.dur_ns) + (s.bound_ns ? ' ± ' + time(s.bound_ns) : ''), s.dur_ns < 0 ? 'bad' : ''), bar);
     return r;
   }));
 }
@@ -82,7 +82,13 @@ function more() {
   for (const a of l.attempts) facts.push(['leg', a.role + ' ' + a.node + (a.attempt ? ', try ' + (a.attempt + 1) : '') + ': ' + a.outcome + (a.error ? ' (' + a.error.message + ')' : ''), a.outcome === 'finished' ? '' : 'bad']);
   for (const m of l.missing || []) facts.push(['missing', m, 'bad']);
   for (const v of l.violations || []) facts.push(['causality', v.event + ' lies ' + time(v.cause_ns - v.event_ns) + ' before its cause ' + v.cause + ', ' + time(v.excess_ns) + ' beyond the bound', 'bad']);
-  if (d) facts.push(['placement', d.policy + ': ' + d.reason]);
+  if (d) {
+    facts.push(['placement', d.policy + ': ' + d.reason + (d.matched_tokens != null ? ', ' + d.matched_tokens + ' prompt tokens in its cache' : '')
+      + (d.local_ns != null ? '; prefill on ' + d.gen + ' would take ' + time(d.local_ns) + (d.remote_ns != null ? ', apart and handed over ' + time(d.remote_ns) : '') : '')]);
+    for (const c of d.candidates || []) facts.push(['candidate', [c.node, ...Object.entries(c).filter(([k, v]) => k !== 'node' && v != null).map(([k, v]) => k.endsWith('_ns') ? k.slice(0, -3).replaceAll('_', ' ') + ' ' + time(v) : k.replaceAll('_', ' ') + ' ' + v)].join(', ')]);
+  }
+  if (l.decode) facts.push(['decode', l.decode.steps + ' steps: ' + time(l.decode.compute_ns) + ' forward, ' + time(l.decode.sample_ns) + ' sampling, ' + time(l.decode.wait_ns) + ' waiting' + (l.decode.preempted_ns ? ' (' + time(l.decode.preempted_ns) + ' preempted)' : '')]);
+  for (const r of l.resumes || []) facts.push(['seam', 'the stream was cut after ' + r.tokens + ' tokens; try ' + (r.attempt + 1) + ' went on', 'bad']);
   for (const p of l.phases) {
     if (p.kv) facts.push(['KV of ' + p.node, p.kv.alloc_new_blocks + ' blocks new, ' + p.kv.reused_blocks + ' reused, ' + p.kv.partial_blocks + ' partly, ' + p.kv.missed_blocks + ' missed']);
     if (p.preemptions) facts.push(['preempted', p.preemptions + ' times on ' + p.node + ', for ' + time(p.preempted_ns), 'bad']);
