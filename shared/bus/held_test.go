@@ -37,7 +37,7 @@ func TestAHeldRecordTravelsOnlyIfNobodyAcknowledgedIt(t *testing.T) {
 		if time.Sleep(900 * time.Millisecond); sent() != 0 {
 			t.Errorf("%d records were sent before their time", sent())
 		}
-		if time.Sleep(time.Second); sent() != 6 {
+		if time.Sleep(2 * time.Second); sent() != 6 {
 			t.Errorf("%d records were sent, want the 6 that nobody acknowledged", sent())
 		}
 		_ = late.Ack() // after it was sent

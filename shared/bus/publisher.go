@@ -26,7 +26,8 @@ type PublisherOptions struct {
 	SpoolDir string       // private folder of this node: see DefaultSpoolDir
 	MaxBytes int64        // the spool's limit on disk; over it new records are dropped and counted. 0: 256 MiB
 	Logger   *slog.Logger // nil: slog.Default()
-	// Hold is how long records wait in the spool before they are sent: those given to PublishHeld may be acknowledged
+	// Hold is how long records wait in the spool at least before they are sent, and twice that at most: those given to
+	// PublishHeld may be acknowledged
 	// meanwhile. 0: they do not wait.
 	Hold time.Duration
 }
