@@ -31,6 +31,7 @@ type attempt struct {
 	genLeg    *phase.Leg
 	ctxAnswer *api.CtxAnswer // of the context leg
 	gen       *upstream.Response
+	rewriter  *api.Rewriter // of the streamed chunks
 	genUsage  *api.Usage
 	tokens    int // token ids seen in this attempt's stream
 	finish    string
@@ -184,6 +185,16 @@ func (a *attempt) generationFirst(ctx context.Context, cancel context.CancelCaus
 
 // awaitCtx waits for the context leg's answer after the stream's end.
 func (a *attempt) awaitCtx(cancel context.CancelCauseFunc, ctxDone <-chan *api.Error) {
+	select {
+	case <-ctxDone:
+		return nil
+	default:
+	}
+	if e := a.flush(); e != nil { // the client does not wait for what only usage needs
+		cancel(e)
+		<-ctxDone
+		return e
+	}
 	select {
 	case <-ctxDone:
 	case <-time.After(answerWait):

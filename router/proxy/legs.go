@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"net"
 	"os"
 	"strconv"
@@ -50,7 +49,7 @@ func (a *attempt) callCtx(ctx context.Context, b body) *api.Error {
 		return e
 	}
 	defer res.Close()
-	answer, err := io.ReadAll(io.LimitReader(res, maxCtxAnswer))
+	answer, err := res.ReadAll(maxCtxAnswer)
 	if err != nil {
 		return a.broken(ctx, "ctx", a.choice.Ctx, err)
 	}
@@ -91,7 +90,7 @@ func (a *attempt) send(ctx context.Context, stage string, l *pool.Lease, b body,
 		return res, nil
 	}
 	defer res.Close()
-	text, err := io.ReadAll(io.LimitReader(res, maxErrorBody))
+	text, err := res.ReadAll(maxErrorBody)
 	if err != nil {
 		return nil, a.broken(ctx, stage, l, err)
 	}

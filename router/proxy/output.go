@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
@@ -33,9 +34,11 @@ type stream struct {
 func (o *stream) add(a *attempt, data []byte) (api.Chunk, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	s := a.s
-	rw := api.Rewrite{ID: s.idJSON, Model: s.model, Created: s.created, Index: a.sub.index}
-	chunk, out, err := api.RewriteChunk(o.data[:0], data, s.req.Chat, &rw)
+	if a.rewriter == nil {
+		s := a.s
+		a.rewriter = &api.Rewriter{Chat: s.req.Chat, Rewrite: api.Rewrite{ID: s.idJSON, Model: s.model, Created: s.created, Index: a.sub.index}}
+	}
+	chunk, out, err := a.rewriter.Chunk(o.data[:0], data)
 	o.data = out
 	if err != nil || chunk.Choices == 0 || chunk.Error != nil {
 		return chunk, err // usage and a worker's own events are not for clients
@@ -43,6 +46,13 @@ func (o *stream) add(a *attempt, data []byte) (api.Chunk, error) {
 	a.sub.started = true
 	o.buf = sse.AppendEvent(o.buf, out)
 	return chunk, nil
+}
+
+// waiting is how many bytes are buffered.
+func (o *stream) waiting() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.buf)
 }
 
 // flush writes what is buffered.
@@ -89,6 +99,9 @@ func (o *stream) end(s *session) {
 		o.buf = sse.AppendEvent(o.buf, o.data)
 	}
 	o.buf = sse.AppendDone(o.buf)
+	if !o.open {
+		o.w.Header().Set("Content-Length", strconv.Itoa(len(o.buf))) // this is all: it needs no chunks, nor a write of their end
+	}
 	_ = o.flushLocked() // a client that left here has all its tokens
 }
 

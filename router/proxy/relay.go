@@ -17,6 +17,14 @@ const maxEvent = 8 << 20 // one event of a node
 // relay passes the stream of the generation leg on until its end mark. Several events that are there at once become one
 // write to the client.
 func (a *attempt) relay(ctx context.Context) *api.Error {
+	e := a.relayEvents(ctx)
+	if e != nil {
+		_ = a.flush() // the tokens before the failure are the client's
+	}
+	return e
+}
+
+func (a *attempt) relayEvents(ctx context.Context) *api.Error {
 	r := sse.NewReader(a.gen, maxEvent)
 	for {
 		ev, err := r.Next()
@@ -33,12 +41,20 @@ func (a *attempt) relay(ctx context.Context) *api.Error {
 		if e := a.event(ev.Data); e != nil {
 			return e
 		}
-		if ready, _ := r.Ready(); !ready { // an error comes again with Next
+		if ready, _ := r.Ready(); !a.goesOn(ready) { // an error comes again with Next
 			if e := a.flush(); e != nil {
 				return e
 			}
 		}
 	}
+}
+
+// maxWaiting bounds what is kept for one write while more events are there already.
+const maxWaiting = 32 << 10
+
+// goesOn tells whether the next event is there, or on its way through buffers of this process, so that it shares a write.
+func (a *attempt) goesOn(ready bool) bool {
+	return (ready || a.gen.Ready()) && (a.s.out == nil || a.s.out.waiting() < maxWaiting)
 }
 
 // cut explains a stream that ended before its end mark.
@@ -52,12 +68,17 @@ func (a *attempt) cut(ctx context.Context, err error) *api.Error {
 	return a.broken(ctx, "gen", a.choice.Gen, err)
 }
 
-// ended checks a stream that has ended as it should.
+// ended checks a stream that has ended as it should. Its last tokens stay in the buffer: they go out in one write with the
+// end mark, unless others of the request go on.
 func (a *attempt) ended() *api.Error {
 	if a.finish == "" {
 		return api.Failed("gen", true, "generation node %s ended the stream without a finish_reason", a.choice.Gen.Name)
 	}
-	return a.flush()
+	if len(a.s.subs) > 1 {
+		return a.flush()
+	}
+	a.sends()
+	return nil
 }
 
 // event takes one chunk.
@@ -153,13 +174,18 @@ func appendIDs(dst []int32, list []byte) ([]int32, bool) {
 	return dst, true
 }
 
+// sends stamps the handing over of the first token.
+func (a *attempt) sends() {
+	if a.s.out != nil && a.stamps.FirstTokenSentNS == nil && a.stamps.FirstTokenNS != nil {
+		a.stamps.FirstTokenSentNS = a.now()
+	}
+}
+
 func (a *attempt) flush() *api.Error {
 	if a.s.out == nil {
 		return nil
 	}
-	if a.stamps.FirstTokenSentNS == nil && a.stamps.FirstTokenNS != nil {
-		a.stamps.FirstTokenSentNS = a.now()
-	}
+	a.sends()
 	if err := a.s.out.flush(); err != nil {
 		return &api.Error{Code: statusClientGone, Type: api.TypeCancelled, Stage: "relay", Message: "the client took nothing for too long, or is gone"}
 	}

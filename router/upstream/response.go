@@ -36,6 +36,7 @@ type Response struct {
 	started  bool  // a chunk was read: its line end is next
 	keep     bool
 	finished bool
+	failed   error // of an earlier read; it stays
 	once     sync.Once
 }
 
@@ -142,21 +143,65 @@ func (r *Response) line() ([]byte, error) {
 	return bytes.TrimSuffix(line[:len(line)-1], []byte("\r")), nil
 }
 
-// Read reads the body.
+// Read reads the body: all that is there already, across chunks, and waits only while there is nothing.
 func (r *Response) Read(p []byte) (int, error) {
 	if r.finished {
 		return 0, io.EOF
 	}
+	if r.failed != nil {
+		return 0, withCause(r.ctx, r.failed)
+	}
 	n, err := r.read(p)
-	if err == nil || n > 0 {
-		return n, nil
+	for err == nil && n < len(p) && r.Ready() {
+		var m int
+		m, err = r.read(p[n:])
+		n += m
 	}
-	if errors.Is(err, io.EOF) {
+	switch {
+	case errors.Is(err, io.EOF):
 		r.finish()
+		if n > 0 {
+			return n, nil
+		}
 		return 0, io.EOF
+	case err != nil:
+		if r.failed = err; n == 0 {
+			return 0, withCause(r.ctx, err)
+		}
 	}
-	return 0, withCause(r.ctx, err)
+	return n, nil
 }
+
+// Ready tells whether Read would return something without waiting. It may say no while it would.
+func (r *Response) Ready() bool {
+	switch {
+	case r.finished || r.failed != nil:
+		return true
+	case r.length > 0 || (r.length < 0 && !r.chunked):
+		return r.conn.r.Buffered() > 0
+	case !r.chunked:
+		return true // the end
+	}
+	lines := 1 // the size of the next chunk
+	if r.started {
+		lines++ // behind the end of this one
+	}
+	b, _ := r.conn.r.Peek(r.conn.r.Buffered()) // cannot fail: it is there
+	for ; lines > 0; lines-- {
+		i := bytes.IndexByte(b, '\n')
+		if i < 0 {
+			return false
+		}
+		if lines == 1 && b[0] == '0' && bytes.IndexByte(b[i+1:], '\n') < 0 {
+			return false // the last chunk has an empty line behind it
+		}
+		b = b[i+1:]
+	}
+	return true
+}
+
+// Finished tells whether the body was read to its end, so that the connection serves others.
+func (r *Response) Finished() bool { return r.finished }
 
 func (r *Response) read(p []byte) (int, error) {
 	if r.chunked && r.length == 0 {
@@ -220,8 +265,21 @@ func orProtocol(err error, what string) error {
 	return fmt.Errorf("%w: %s", ErrProtocol, what)
 }
 
-// Buffered tells how many bytes can be read without waiting.
-func (r *Response) Buffered() int { return r.conn.r.Buffered() }
+// ReadAll reads the rest of a body of at most limit bytes.
+func (r *Response) ReadAll(limit int) ([]byte, error) {
+	if r.chunked || r.length < 0 || r.length > int64(limit) {
+		return io.ReadAll(io.LimitReader(r, int64(limit)))
+	}
+	b := make([]byte, r.length)
+	if _, err := io.ReadFull(r, b); err != nil {
+		return nil, err
+	}
+	_, err := r.Read(nil) // takes in the end
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return b, err
+}
 
 // Drain waits a short while for the end of a body whose meaning is complete, so that the connection can be kept, and
 // closes the response.

@@ -1,7 +1,6 @@
 package api
 
 import (
-	"encoding/json"
 	"fmt"
 	"strconv"
 )
@@ -19,6 +18,8 @@ type Chunk struct {
 	Usage        []byte // nil if absent or null
 	Error        []byte // the whole chunk, when it is an error event
 	OnlyMetadata bool   // no choice and no usage: a worker's own event, not for clients
+
+	out int // where Text is in a rewritten chunk
 }
 
 // Rewrite says how a chunk is changed on its way to the client.
@@ -220,10 +221,16 @@ func walkChoice(w *writer, c *Chunk, elem []byte, chat bool, rw *Rewrite) error 
 			c.Logprobs = notNull(f.Value)
 		}
 		w.member(f.Key, f.Value)
+		if key := string(f.Key); c.Text != nil && (key == "text" || key == "delta") {
+			c.out = len(w.dst) - len(f.Value) + offset(f.Value, c.Text)
+		}
 	}
 	w.close('}')
 	return nil
 }
+
+// offset is where part, a slice of all, begins in it.
+func offset(all, part []byte) int { return cap(all) - cap(part) }
 
 func readDelta(c *Chunk, v []byte) error {
 	var arr [6]Field
@@ -251,39 +258,4 @@ func stringInside(v []byte) []byte {
 		return nil
 	}
 	return v[1 : len(v)-1]
-}
-
-// CtxAnswer is what a router needs of a context leg's answer. Opaque parts stay as sent.
-type CtxAnswer struct {
-	Usage          *Usage          `json:"usage"`
-	PromptTokenIDs json.RawMessage `json:"prompt_token_ids"` // flat or nested, passed on as it came
-	Choices        []CtxChoice     `json:"choices"`
-}
-
-// CtxChoice is a choice of a context leg's answer.
-type CtxChoice struct {
-	Finish string          `json:"finish_reason"`
-	Disagg json.RawMessage `json:"disaggregated_params"`
-	Stop   json.RawMessage `json:"stop_reason"`
-	// Text and Message hold the first token's text; Logprobs its logprob.
-	Text     string          `json:"text"`
-	Logprobs json.RawMessage `json:"logprobs"`
-	Message  struct {
-		Content string `json:"content"`
-	} `json:"message"`
-}
-
-// GoesOn tells whether generation is pending after the first token; otherwise the answer is complete.
-func (c CtxChoice) GoesOn() bool { return c.Finish == "length" || c.Finish == "not_finished" }
-
-// ParseCtxAnswer reads the answer of a context leg; it wants at least one choice.
-func ParseCtxAnswer(body []byte) (*CtxAnswer, error) {
-	var a CtxAnswer
-	if err := json.Unmarshal(body, &a); err != nil {
-		return nil, fmt.Errorf("context answer: %w", err)
-	}
-	if len(a.Choices) == 0 {
-		return nil, fmt.Errorf("context answer: no choices")
-	}
-	return &a, nil
 }
