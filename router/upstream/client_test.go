@@ -234,3 +234,55 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func TestReadTakesWhatIsThereAcrossChunksAndNeverWaitsForMore(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	more := make(chan struct{})
+	go func() {
+		nc, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer nc.Close()
+		if _, err := http.ReadRequest(bufio.NewReader(nc)); err != nil {
+			return
+		}
+		// Two whole chunks and the size line of a third, cut in the middle.
+		io.WriteString(nc, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n1")
+		<-more
+		io.WriteString(nc, "0\r\n0123456789abcdef\r\n0\r\n\r\n")
+		<-more
+	}()
+	c := New(Options{})
+	defer c.Close()
+	defer close(more)
+	res, err := c.Do(t.Context(), &Request{URL: "http://" + l.Addr().String(), Path: "/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Close()
+	var buf [64]byte
+	if n, err := res.Read(buf[:]); err != nil || string(buf[:n]) != "abcde" {
+		t.Fatalf("first read: %q, %v", buf[:n], err)
+	}
+	if res.Ready() {
+		t.Error("ready, though the next chunk's size is not there")
+	}
+	more <- struct{}{}
+	if n, err := res.Read(buf[:]); err != nil || string(buf[:n]) != "0123456789abcdef" {
+		t.Fatalf("second read: %q, %v", buf[:n], err)
+	}
+	if !res.finished {
+		t.Error("the end that came with the last chunk was not taken in")
+	}
+	if n := c.Idle(); n != 1 {
+		t.Errorf("%d idle connections, want the one that was read to its end", n)
+	}
+	if n, err := res.Read(buf[:]); n != 0 || !errors.Is(err, io.EOF) {
+		t.Errorf("read after the end: %d, %v", n, err)
+	}
+}

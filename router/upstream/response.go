@@ -200,9 +200,6 @@ func (r *Response) Ready() bool {
 	return true
 }
 
-// Finished tells whether the body was read to its end, so that the connection serves others.
-func (r *Response) Finished() bool { return r.finished }
-
 func (r *Response) read(p []byte) (int, error) {
 	if r.chunked && r.length == 0 {
 		if err := r.nextChunk(); err != nil {

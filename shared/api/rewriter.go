@@ -91,7 +91,7 @@ func idArray(b []byte) int {
 // learn remembers a chunk that is an ordinary one: a text, perhaps ids behind it, nothing else.
 func (w *Rewriter) learn(c *Chunk, data, out []byte, start int) {
 	w.learned = false
-	if c.Choices != 1 || c.Text == nil || c.Finish != "" || c.StopReason != nil || c.Logprobs != nil || c.Usage != nil || c.Error != nil {
+	if c.Choices != 1 || c.Text == nil || c.Finish != "" || c.StopReason != nil || c.Logprobs != nil || c.Usage != nil || c.Error != nil || c.Delta != nil {
 		return
 	}
 	from := offset(data, c.Text)
