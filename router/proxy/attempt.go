@@ -162,8 +162,7 @@ func (a *attempt) generationFirst(ctx context.Context, cancel context.CancelCaus
 	}()
 	e := a.relay(ctx)
 	if e == nil {
-		a.awaitCtx(cancel, ctxDone)
-		return nil
+		return a.awaitCtx(cancel, ctxDone)
 	}
 	if e.Stage == "kv" {
 		// The context node may be what failed: it says so itself, or its connection does.
@@ -183,14 +182,14 @@ func (a *attempt) generationFirst(ctx context.Context, cancel context.CancelCaus
 	return e
 }
 
-// awaitCtx waits for the context leg's answer after the stream's end.
-func (a *attempt) awaitCtx(cancel context.CancelCauseFunc, ctxDone <-chan *api.Error) {
+// awaitCtx waits for the context leg's answer after the stream's end. The client does not wait for what only usage needs.
+func (a *attempt) awaitCtx(cancel context.CancelCauseFunc, ctxDone <-chan *api.Error) *api.Error {
 	select {
 	case <-ctxDone:
 		return nil
 	default:
 	}
-	if e := a.flush(); e != nil { // the client does not wait for what only usage needs
+	if e := a.flush(); e != nil {
 		cancel(e)
 		<-ctxDone
 		return e
@@ -201,6 +200,7 @@ func (a *attempt) awaitCtx(cancel context.CancelCauseFunc, ctxDone <-chan *api.E
 		cancel(errNoAnswer)
 		<-ctxDone
 	}
+	return nil
 }
 
 var errNoAnswer = errors.New("proxy: the context leg did not answer in time")

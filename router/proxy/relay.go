@@ -18,8 +18,11 @@ const maxEvent = 8 << 20 // one event of a node
 // write to the client.
 func (a *attempt) relay(ctx context.Context) *api.Error {
 	e := a.relayEvents(ctx)
-	if e != nil {
-		_ = a.flush() // the tokens before the failure are the client's
+	if e == nil {
+		return nil
+	}
+	if gone := a.flush(); gone != nil { // what came before the failure is the client's
+		return gone
 	}
 	return e
 }
@@ -29,11 +32,7 @@ func (a *attempt) relayEvents(ctx context.Context) *api.Error {
 	for {
 		ev, err := r.Next()
 		if err != nil {
-			e := a.cut(ctx, err)
-			if gone := a.flush(); gone != nil { // what came before the cut is the client's
-				return gone
-			}
-			return e
+			return a.cut(ctx, err)
 		}
 		if ev.Done() {
 			return a.ended()
