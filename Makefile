@@ -87,10 +87,11 @@ images: build ## Build the container images from the static binaries, without a 
 e2e: images ## Bring docker-compose.yml up, send requests, take it down
 	MERIDIAN_TEST_BIN=$(CURDIR)/$(BIN) MERIDIAN_TEST_COMPOSE=1 $(GO) run ./e2e/cmd/testrun -run Compose ./e2e/compose
 
-build-cuda: ## Build the nodes with the CUDA back end
+build-cuda: ## Build the nodes with the CUDA back end, and with NVML if there is a C compiler
 	@mkdir -p $(BIN)
-	$(GO) build -trimpath -tags cuda -o $(BIN)/ctxnode-cuda ./ctxnode/cmd/ctxnode
-	$(GO) build -trimpath -tags cuda -o $(BIN)/gennode-cuda ./gennode/cmd/gennode
+	@if command -v $${CC:-cc} >/dev/null; then export CGO_ENABLED=1 CGO_CFLAGS="-O2 -Wno-deprecated-declarations"; \
+	else echo "no C compiler ($${CC:-cc}): the nodes will not read power, energy and clocks of the card (NVML)"; fi; \
+	for n in ctxnode gennode; do $(GO) build -trimpath -tags cuda -o $(BIN)/$$n-cuda ./$$n/cmd/$$n || exit 1; done
 
 test-gpu: ## Run the tests of the CUDA back end (skipped with the reason where there is no card)
 	$(GO) test -count=1 -tags cuda $(ARGS) ./gpu/cuda/... ./gpu/device/...

@@ -3,6 +3,7 @@ module meridian.internal/gpu
 go 1.26.0
 
 require (
+	github.com/NVIDIA/go-nvml v0.13.4-1
 	github.com/nlpodyssey/safetensors v0.0.0-20250209183917-bfb01cc25f7c
 	golang.org/x/sync v0.25.0
 	golang.org/x/sys v0.50.0

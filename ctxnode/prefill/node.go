@@ -71,6 +71,7 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 }
 
 func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, ln net.Listener, log *slog.Logger) error {
+	d.Hardware.Watch(dev.WatchGPU)
 	if err := d.Ledger.Start(ledgerOf(d, dev)); err != nil {
 		_ = ln.Close()
 		d.Close(ctx)

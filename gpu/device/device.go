@@ -25,6 +25,7 @@ type Device struct {
 	Info      backend.Info
 
 	backend backend.Backend
+	gpu     int // the card of --device cuda
 }
 
 // embeddedName is the name of the model that is part of the program.
@@ -42,7 +43,7 @@ func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) 
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	d := &Device{Name: embeddedName}
+	d := &Device{Name: embeddedName, gpu: o.GPU}
 	if o.Model != "" {
 		d.Name = filepath.Base(o.Model)
 	}

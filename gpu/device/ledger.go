@@ -1,8 +1,12 @@
 package device
 
 import (
+	"fmt"
+	"os"
+
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/engine"
+	"meridian.internal/gpu/nvml"
 	"meridian.internal/gpu/stats"
 	"meridian.internal/shared/rows"
 )
@@ -54,4 +58,12 @@ func (d *Device) Static(node, clockID string) rows.Static {
 		s.Tier = "gpu"
 	}
 	return s
+}
+
+// WatchGPU opens what reads the card that the device computes on. An error is for good.
+func (d *Device) WatchGPU() (read func() ([]rows.GPU, error), err error) {
+	if d.Info.Device != "cuda" {
+		return nil, fmt.Errorf("--device %s: %w: it is no GPU", d.Info.Device, nvml.ErrUnavailable)
+	}
+	return nvml.Open(d.gpu, os.Getenv("CUDA_VISIBLE_DEVICES"))
 }

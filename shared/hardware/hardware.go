@@ -27,29 +27,13 @@ type Sample struct {
 	GoRoutines rows.Int
 	GCCycles   rows.Int
 	GCPause    rows.Ratio // seconds, all pauses; an estimate from a histogram
-	GPUs       []GPU
-}
-
-// GPU is a reading of one accelerator.
-type GPU struct {
-	Index                   int
-	Name                    string
-	Utilization             rows.Ratio // 0 to 1
-	MemoryUtilization       rows.Ratio // share of time in which the memory controller was busy
-	MemoryUsed, MemoryTotal rows.Int
-	Power                   rows.Ratio // watts
-	Energy                  rows.Ratio // joules since the driver was loaded
-	Temperature             rows.Ratio // degrees Celsius
-	SMClock, MemoryClock    rows.Ratio // hertz
-	ThrottleReasons         rows.Int   // bit mask of the driver
-	ECCCorrected            rows.Int
-	ECCUncorrected          rows.Int
+	GPUs       []rows.GPU
 }
 
 // Options of a sampler.
 type Options struct {
-	Every  time.Duration         // 0: 1 s
-	GPUs   func() ([]GPU, error) // nil: this build reads none
+	Every  time.Duration              // 0: 1 s
+	GPUs   func() ([]rows.GPU, error) // nil: this build reads none
 	Logger *slog.Logger
 }
 
@@ -113,9 +97,16 @@ func (s *Sampler) Energy() (joules float64, ok bool) {
 	return joules, ok
 }
 
-// Watch adds readings of accelerators. It must come before Run.
-func (s *Sampler) Watch(gpus func() ([]GPU, error)) {
-	s.o.GPUs = gpus
+// Watch adds readings of accelerators; open is asked once, and what it cannot open is logged in one line. It must come
+// before Run.
+func (s *Sampler) Watch(open func() (func() ([]rows.GPU, error), error)) {
+	read, err := open()
+	s.o.GPUs = func() ([]rows.GPU, error) {
+		if err != nil {
+			return nil, err
+		}
+		return read()
+	}
 	s.read()
 }
 

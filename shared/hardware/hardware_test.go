@@ -37,7 +37,7 @@ func TestThisProcessIsRead(t *testing.T) {
 func TestAGPUThatIsNotThereIsAskedForOnce(t *testing.T) {
 	asked := 0
 	var log bytes.Buffer
-	s := New(Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), GPUs: func() ([]GPU, error) {
+	s := New(Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), GPUs: func() ([]rows.GPU, error) {
 		asked++
 		return nil, errors.New("no driver")
 	}})
@@ -51,9 +51,24 @@ func TestAGPUThatIsNotThereIsAskedForOnce(t *testing.T) {
 	}
 }
 
+func TestALibraryThatIsNotThereIsOpenedOnce(t *testing.T) {
+	opened := 0
+	var log bytes.Buffer
+	s := New(Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	s.Watch(func() (func() ([]rows.GPU, error), error) { opened++; return nil, errors.New("no library") })
+	s.read()
+	s.read()
+	if opened != 1 || strings.Count(log.String(), "\n") != 1 || !strings.Contains(log.String(), "no library") {
+		t.Errorf("opened %d times; log: %s", opened, log.String())
+	}
+	if _, ok := s.Energy(); ok {
+		t.Error("the energy of no GPU is known")
+	}
+}
+
 func TestMetricsSayWhatIsKnownAndAreClean(t *testing.T) {
-	s := New(Options{GPUs: func() ([]GPU, error) {
-		return []GPU{{Index: 0, Power: rows.Ratio{V: 410, OK: true}}, {Index: 1, MemoryUsed: rows.Some(5)}, {Index: 2, MemoryUsed: rows.Some(7)}}, nil
+	s := New(Options{GPUs: func() ([]rows.GPU, error) {
+		return []rows.GPU{{Index: 0, Power: rows.Ratio{V: 410, OK: true}}, {Index: 1, MemoryUsed: rows.Some(5)}, {Index: 2, MemoryUsed: rows.Some(7)}}, nil
 	}})
 	reg := prometheus.NewRegistry()
 	if err := s.Register(reg); err != nil {

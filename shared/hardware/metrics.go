@@ -12,7 +12,7 @@ import (
 type collector struct {
 	s    *Sampler
 	own  []metric[Sample]
-	gpus []metric[GPU]
+	gpus []metric[rows.GPU]
 }
 
 type metric[T any] struct {
@@ -49,24 +49,24 @@ func processMetrics() []metric[Sample] {
 	}
 }
 
-func gpuMetrics() []metric[GPU] {
+func gpuMetrics() []metric[rows.GPU] {
 	counter, gauge := prometheus.CounterValue, prometheus.GaugeValue
-	one := func(name, help string, kind prometheus.ValueType, at func(*GPU) rows.Ratio) metric[GPU] {
-		return metric[GPU]{prometheus.NewDesc("meridian_gpu_"+name, help, []string{"gpu"}, nil), kind, at}
+	one := func(name, help string, kind prometheus.ValueType, at func(*rows.GPU) rows.Ratio) metric[rows.GPU] {
+		return metric[rows.GPU]{prometheus.NewDesc("meridian_gpu_"+name, help, []string{"gpu"}, nil), kind, at}
 	}
-	return []metric[GPU]{
-		one("utilization_ratio", "Share of time in which a kernel ran.", gauge, func(g *GPU) rows.Ratio { return g.Utilization }),
-		one("memory_utilization_ratio", "Share of time in which the memory controller was busy.", gauge, func(g *GPU) rows.Ratio { return g.MemoryUtilization }),
-		one("memory_used_bytes", "Used memory of the device, by all processes.", gauge, func(g *GPU) rows.Ratio { return number(g.MemoryUsed) }),
-		one("memory_size_bytes", "Memory of the device.", gauge, func(g *GPU) rows.Ratio { return number(g.MemoryTotal) }),
-		one("power_watts", "Power draw.", gauge, func(g *GPU) rows.Ratio { return g.Power }),
-		one("energy_joules_total", "Energy since the driver was loaded.", counter, func(g *GPU) rows.Ratio { return g.Energy }),
-		one("temperature_celsius", "Temperature.", gauge, func(g *GPU) rows.Ratio { return g.Temperature }),
-		one("sm_clock_hertz", "Clock of the multiprocessors.", gauge, func(g *GPU) rows.Ratio { return g.SMClock }),
-		one("memory_clock_hertz", "Clock of the memory.", gauge, func(g *GPU) rows.Ratio { return g.MemoryClock }),
-		one("throttle_reasons", "Why clocks are low: the driver's bit mask.", gauge, func(g *GPU) rows.Ratio { return number(g.ThrottleReasons) }),
-		one("ecc_corrected_total", "Corrected memory errors since the driver was loaded.", counter, func(g *GPU) rows.Ratio { return number(g.ECCCorrected) }),
-		one("ecc_uncorrected_total", "Uncorrected memory errors since the driver was loaded.", counter, func(g *GPU) rows.Ratio { return number(g.ECCUncorrected) }),
+	return []metric[rows.GPU]{
+		one("utilization_ratio", "Share of time in which a kernel ran.", gauge, func(g *rows.GPU) rows.Ratio { return g.Utilization }),
+		one("memory_utilization_ratio", "Share of time in which the memory controller was busy.", gauge, func(g *rows.GPU) rows.Ratio { return g.MemoryUtilization }),
+		one("memory_used_bytes", "Used memory of the device, by all processes.", gauge, func(g *rows.GPU) rows.Ratio { return number(g.MemoryUsed) }),
+		one("memory_size_bytes", "Memory of the device.", gauge, func(g *rows.GPU) rows.Ratio { return number(g.MemoryTotal) }),
+		one("power_watts", "Power draw.", gauge, func(g *rows.GPU) rows.Ratio { return g.Power }),
+		one("energy_joules_total", "Energy since the driver was loaded.", counter, func(g *rows.GPU) rows.Ratio { return g.Energy }),
+		one("temperature_celsius", "Temperature.", gauge, func(g *rows.GPU) rows.Ratio { return g.Temperature }),
+		one("sm_clock_hertz", "Clock of the multiprocessors.", gauge, func(g *rows.GPU) rows.Ratio { return g.SMClock }),
+		one("memory_clock_hertz", "Clock of the memory.", gauge, func(g *rows.GPU) rows.Ratio { return g.MemoryClock }),
+		one("throttle_reasons", "Why clocks are low: the driver's bit mask.", gauge, func(g *rows.GPU) rows.Ratio { return number(g.ThrottleReasons) }),
+		one("ecc_corrected_total", "Corrected memory errors since the driver was loaded.", counter, func(g *rows.GPU) rows.Ratio { return number(g.ECCCorrected) }),
+		one("ecc_uncorrected_total", "Uncorrected memory errors since the driver was loaded.", counter, func(g *rows.GPU) rows.Ratio { return number(g.ECCUncorrected) }),
 	}
 }
 

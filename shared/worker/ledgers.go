@@ -39,7 +39,7 @@ func (f *LedgerFlags) validate() error {
 }
 
 // openLedgers makes the ledgers. The engine's is completed by its Start, once the engine is known.
-func (d *Daemon) openLedgers(gpus func() ([]hardware.GPU, error)) error {
+func (d *Daemon) openLedgers(gpus func() ([]rows.GPU, error)) error {
 	f := &d.flags.LedgerFlags
 	d.Hardware = hardware.New(hardware.Options{GPUs: gpus, Logger: d.log})
 	if err := d.Hardware.Register(d.Metrics); err != nil {
