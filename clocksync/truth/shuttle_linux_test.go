@@ -1,131 +1,32 @@
 package truth
 
 import (
-	"container/heap"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
-	"sync"
 	"testing"
-	"time"
 
-	"golang.org/x/sys/unix"
+	"meridian.internal/shared/shuttle"
 )
 
-// path is one direction of the shuttle.
-type path struct {
-	delay, jitter time.Duration
-	loss          float64
-}
-
-// shuttle carries packets between two network namespaces and delays them, where the kernel has no netem.
-func shuttle(t *testing.T, nsA, nsB string, fwd, rev path) {
+// connect carries packets between two network namespaces.
+func connect(t *testing.T, nsA, nsB string, there, back shuttle.Path) {
 	t.Helper()
-	a, b := openTun(t, "mtuna"), openTun(t, "mtunb")
+	var files []*os.File
 	for _, x := range []struct{ dev, ns, own, peer string }{
 		{"mtuna", nsA, "10.77.0.1", "10.77.0.2"}, {"mtunb", nsB, "10.77.0.2", "10.77.0.1"},
 	} {
+		f, err := shuttle.Open(x.dev)
+		if err != nil {
+			t.Skip(err)
+		}
+		files = append(files, f)
 		sh(t, "ip", "link", "set", x.dev, "netns", x.ns)
 		sh(t, "ip", "-n", x.ns, "addr", "add", x.own, "peer", x.peer, "dev", x.dev)
 		sh(t, "ip", "-n", x.ns, "link", "set", x.dev, "up")
 	}
-	var wg sync.WaitGroup
-	wg.Go(func() { pump(a, b, fwd, 1) })
-	wg.Go(func() { pump(b, a, rev, 2) })
-	t.Cleanup(func() {
-		a.Close()
-		b.Close()
-		wg.Wait()
-	})
-}
-
-func openTun(t *testing.T, name string) *os.File {
-	t.Helper()
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Skipf("no TUN device: %v", err)
-	}
-	req, err := unix.NewIfreq(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
-	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, req); err != nil {
-		unix.Close(fd)
-		t.Skipf("no TUN interface: %v", err)
-	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		t.Fatal(err)
-	}
-	return os.NewFile(uintptr(fd), name)
-}
-
-type parcel struct {
-	due time.Time
-	b   []byte
-}
-
-type parcels []parcel
-
-func (q parcels) Len() int           { return len(q) }
-func (q parcels) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
-func (q parcels) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
-func (q *parcels) Push(x any)        { *q = append(*q, x.(parcel)) }
-func (q *parcels) Pop() any {
-	o := *q
-	x := o[len(o)-1]
-	*q = o[:len(o)-1]
-	return x
-}
-
-// pump reads from in and writes to out when each packet is due, until in is closed.
-func pump(in, out *os.File, p path, seed uint64) {
-	r := rand.New(rand.NewPCG(seed, 7))
-	arrivals := make(chan parcel, 1024)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		deliver(arrivals, out)
-	}()
-	buf := make([]byte, 65536)
-	for {
-		n, err := in.Read(buf)
-		if err != nil {
-			close(arrivals)
-			<-done
-			return
-		}
-		if r.Float64() >= p.loss {
-			d := p.delay + time.Duration(r.ExpFloat64()*float64(p.jitter))
-			arrivals <- parcel{time.Now().Add(d), append([]byte(nil), buf[:n]...)}
-		}
-	}
-}
-
-func deliver(arrivals <-chan parcel, out *os.File) {
-	var q parcels
-	for {
-		wait := time.Hour
-		if len(q) > 0 {
-			wait = time.Until(q[0].due)
-		}
-		if wait <= 0 {
-			_, _ = out.Write(heap.Pop(&q).(parcel).b)
-			continue
-		}
-		timer := time.NewTimer(wait)
-		select {
-		case p, open := <-arrivals:
-			if !open {
-				return
-			}
-			heap.Push(&q, p)
-		case <-timer.C:
-		}
-		timer.Stop()
-	}
+	t.Cleanup(shuttle.Start(files[0], files[1], there, back))
 }
 
 // sh runs a command that must work.

@@ -19,6 +19,7 @@ import (
 	"meridian.internal/clocksync/respond"
 	"meridian.internal/clocksync/track"
 	"meridian.internal/shared/clock"
+	"meridian.internal/shared/shuttle"
 )
 
 const (
@@ -218,7 +219,8 @@ func TestATimeNamespaceIsAnotherClockAndItsShiftIsFound(t *testing.T) {
 func TestAnAsymmetricLossyPathIsCovered(t *testing.T) {
 	needRoot(t)
 	a, b := netns(t, "a"), netns(t, "b")
-	shuttle(t, a, b, path{time.Millisecond, 200 * time.Microsecond, 0.02}, path{5 * time.Millisecond, 500 * time.Microsecond, 0.02})
+	connect(t, a, b, shuttle.Path{Delay: time.Millisecond, Jitter: 200 * time.Microsecond, Loss: 0.02},
+		shuttle.Path{Delay: 5 * time.Millisecond, Jitter: 500 * time.Microsecond, Loss: 0.02})
 	port, _ := responder(t, "10.77.0.2:0", append([]string{"ip", "netns", "exec", b}, shifted...)...)
 	es := probe(t, "10.77.0.2:"+port, 15, "ip", "netns", "exec", a)
 	check(t, es, -shiftS*1e9)
