@@ -20,17 +20,18 @@ import (
 
 // Config says what to start. The zero value of a field means its default.
 type Config struct {
-	Bin         string   // folder of the binaries; see Binaries
-	Dir         string   // run folder: logs, NATS store, spools; must exist
-	Traces      string   // timelines; default Dir/traces
-	Ctx, Gen    int      // nodes
-	Model       string   // --model; empty: the embedded one
-	Device      string   // --device; empty: the nodes' default
-	Port        int      // of the first router; 0: a free one
-	Schedules   []string // one router for each, on the same nodes; empty: one router with its default
-	NATS        string   // URL of a server; empty: the first router embeds one
-	NoClocksync bool     // the routers measure clocks themselves
-	NodeArgs    []string // further options of every node
+	Bin         string           // folder of the binaries; see Binaries
+	Dir         string           // run folder: logs, NATS store, spools; must exist
+	Traces      string           // timelines; default Dir/traces
+	Ctx, Gen    int              // nodes
+	Model       string           // --model; empty: the embedded one
+	Device      string           // --device; empty: the nodes' default
+	Port        int              // of the first router; 0: a free one
+	Schedules   []string         // one router for each, on the same nodes; empty: one router with its default
+	NATS        string           // URL of a server; empty: the first router embeds one
+	NoClocksync bool             // the routers measure clocks themselves
+	NodeArgs    []string         // further options of every node
+	Places      map[string]Place // by node; those without one run beside the others
 	RouterArgs  []string
 	Args        []string      // further options of every daemon
 	Key         string        // API key of an administrator, where RouterArgs names a file of keys
@@ -39,7 +40,7 @@ type Config struct {
 }
 
 const (
-	host         = "127.0.0.1"
+	loopback     = "127.0.0.1"
 	defaultGrace = 5 * time.Second
 	killSlack    = 3 * time.Second // over the grace, before a daemon is killed
 )
@@ -48,6 +49,7 @@ const (
 type Cluster struct {
 	cfg     Config
 	spawner *spawner
+	net     *network
 	NATS    string     // URL
 	Routers []*Process // in the order of Schedules
 	Nodes   []*Process // ctx nodes, then gen nodes
@@ -68,9 +70,17 @@ func Start(ctx context.Context, cfg Config) (*Cluster, error) {
 	if len(cfg.Schedules) == 0 {
 		cfg.Schedules = []string{""}
 	}
-	c := &Cluster{cfg: cfg, spawner: newSpawner()}
+	if err := cfg.checkPlaces(); err != nil {
+		return nil, err
+	}
+	n, err := newNetwork(cfg.Places)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{cfg: cfg, spawner: newSpawner(), net: n}
 	if err := c.plan(); err != nil {
 		c.spawner.stop()
+		c.net.close()
 		return nil, err
 	}
 	for _, p := range c.All() {
@@ -144,6 +154,7 @@ func (c *Cluster) Stop() error {
 	first := slices.DeleteFunc(append(slices.Clone(c.Nodes), c.Clock), func(p *Process) bool { return p == nil })
 	err := errors.Join(terminate(first, grace), terminate(c.Routers, grace))
 	c.spawner.stop()
+	c.net.close()
 	return err
 }
 
@@ -185,7 +196,7 @@ func Binaries() (string, error) {
 
 // freePorts finds n ports that nobody listens at. They are held until all are found, so that they differ; another process
 // may still take one before the daemon does.
-func freePorts(n int) ([]string, error) {
+func freePorts(host string, n int) ([]string, error) {
 	ports := make([]string, n)
 	for i := range ports {
 		l, err := net.Listen("tcp", host+":0")

@@ -3,8 +3,10 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -12,15 +14,16 @@ import (
 // plan lays out every process with its addresses and options, before anything is started.
 func (c *Cluster) plan() error {
 	n := c.cfg.Ctx + c.cfg.Gen
-	ports, err := freePorts(2*n + len(c.cfg.Schedules) + 2)
+	ports, err := freePorts(c.net.host, 2*n+len(c.cfg.Schedules)+2)
 	if err != nil {
 		return err
 	}
-	next := func() string {
-		p := host + ":" + ports[0]
+	at := func(host string) string {
+		p := net.JoinHostPort(host, ports[0])
 		ports = ports[1:]
 		return p
 	}
+	next := func() string { return at(c.net.host) }
 	c.NATS = c.cfg.NATS
 	natsListen := ""
 	if c.NATS == "" {
@@ -30,16 +33,19 @@ func (c *Cluster) plan() error {
 	for i, schedule := range c.cfg.Schedules {
 		listen := next()
 		if i == 0 && c.cfg.Port != 0 {
-			listen = host + ":" + strconv.Itoa(c.cfg.Port)
+			listen = net.JoinHostPort(c.net.host, strconv.Itoa(c.cfg.Port))
 		}
 		c.Routers = append(c.Routers, c.router(i, schedule, listen, natsListen))
 		natsListen = ""
 	}
 	for i := range c.cfg.Ctx {
-		c.Nodes = append(c.Nodes, c.node("ctxnode", fmt.Sprintf("ctx%d", i), next(), "--kv-listen", next()))
+		name := fmt.Sprintf("ctx%d", i)
+		host := c.net.address(name)
+		c.Nodes = append(c.Nodes, c.node("ctxnode", name, at(host), "--kv-listen", at(host)))
 	}
 	for i := range c.cfg.Gen {
-		c.Nodes = append(c.Nodes, c.node("gennode", fmt.Sprintf("gen%d", i), next()))
+		name := fmt.Sprintf("gen%d", i)
+		c.Nodes = append(c.Nodes, c.node("gennode", name, at(c.net.address(name))))
 	}
 	if !c.cfg.NoClocksync {
 		c.Clock = c.process("clocksync", "clocksync", next(), "--nats", c.NATS)
@@ -82,7 +88,10 @@ func (c *Cluster) node(kind, name, listen string, args ...string) *Process {
 	if c.cfg.Device != "" {
 		args = append(args, "--device", c.cfg.Device)
 	}
-	return c.process(kind, name, listen, append(args, c.cfg.NodeArgs...)...)
+	place := c.cfg.Places[name]
+	p := c.process(kind, name, listen, slices.Concat(args, c.cfg.NodeArgs, place.Args)...)
+	p.enter = c.net.enter(name, place)
+	return p
 }
 
 const (

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -14,12 +15,13 @@ import (
 
 // Process is one daemon of the cluster.
 type Process struct {
-	Name string // ctx0, gen0, router, clocksync
-	Kind string // binary: ctxnode, gennode, router, clocksync
-	URL  string
-	Log  string // file of its stdout and stderr
-	args []string
-	bin  string
+	Name  string // ctx0, gen0, router, clocksync
+	Kind  string // binary: ctxnode, gennode, router, clocksync
+	URL   string
+	Log   string // file of its stdout and stderr
+	args  []string
+	bin   string
+	enter []string // command that turns into bin, in another namespace; empty: none
 
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it has ended
@@ -62,7 +64,8 @@ func (p *Process) start(s *spawner) error {
 		return err
 	}
 	defer log.Close() // the child has its own descriptor
-	p.cmd = exec.Command(p.bin, p.args...)
+	line := append(slices.Clone(p.enter), p.Args()...)
+	p.cmd = exec.Command(line[0], line[1:]...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = childAttr()
 	p.cmd.Env = environment()

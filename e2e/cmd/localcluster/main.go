@@ -1,5 +1,5 @@
 // Command localcluster runs a whole cluster as processes on this machine: up keeps one, demo shows one at work, verify
-// compares the texts of the three serving styles. It owns the commands; package cluster owns the processes.
+// compares the texts of the three serving styles, clocks holds the measured clocks against the truth. It owns the commands; package cluster owns the processes.
 package main
 
 import (
@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"time"
 
 	"meridian.internal/e2e/cluster"
 	"meridian.internal/shared/serve"
@@ -15,6 +16,7 @@ import (
 type options struct {
 	Up     up     `cmd:"" help:"Start a cluster and keep it until SIGINT or SIGTERM."`
 	Demo   demo   `cmd:"" help:"Start a cluster, send streamed prompts, show the texts, a waterfall and a summary, and stop it."`
+	Clocks clocks `cmd:"" help:"Hold the measured clocks against the truth while the cluster works: nodes in time namespaces and behind paths of known delay."`
 	Verify verify `cmd:"" help:"Send the same prompts in every serving style and compare the texts."`
 }
 
@@ -24,12 +26,15 @@ func main() {
 
 // layout are the options that all commands share.
 type layout struct {
-	Ctx    int    `help:"Context nodes." default:"1"`
-	Gen    int    `help:"Generation nodes." default:"1"`
-	Model  string `help:"Checkpoint folder; empty: the embedded model." placeholder:"DIR" type:"path"`
-	Device string `help:"What the nodes compute with." enum:"cpu,sim" default:"cpu"`
-	Traces string `help:"Folder for timelines; empty: traces in the run folder." placeholder:"DIR" type:"path"`
-	Dir    string `help:"Run folder for logs and state; empty: a new one for temporary files." placeholder:"DIR" type:"path"`
+	Ctx       int                      `help:"Context nodes." default:"1"`
+	Gen       int                      `help:"Generation nodes." default:"1"`
+	Model     string                   `help:"Checkpoint folder; empty: the embedded model." placeholder:"DIR" type:"path"`
+	Device    string                   `help:"What the nodes compute with." enum:"cpu,sim" default:"cpu"`
+	Traces    string                   `help:"Folder for timelines; empty: traces in the run folder." placeholder:"DIR" type:"path"`
+	TimeShift map[string]time.Duration `help:"Start a node under a clock that is ahead by whole seconds (a time namespace; needs root)." placeholder:"NODE=DURATION"`
+	Shuttle   map[string]string        `help:"Start a node behind a path of known delay to it and back, and jitter (a network namespace; needs root)." placeholder:"NODE=THERE/BACK[/JITTER]"`
+	NodeFlag  map[string]string        `help:"Further option of one node, as in gen0=--fault-clock-lie=1ms." placeholder:"NODE=FLAG"`
+	Dir       string                   `help:"Run folder for logs and state; empty: a new one for temporary files." placeholder:"DIR" type:"path"`
 }
 
 // config makes the run folder and the part of the configuration that all commands share.
@@ -54,7 +59,36 @@ func (l layout) config(log *slog.Logger) (cluster.Config, error) {
 	if traces == "" {
 		traces = filepath.Join(dir, "traces")
 	}
+	places, err := l.places()
+	if err != nil {
+		return cluster.Config{}, err
+	}
 	return cluster.Config{
-		Bin: bin, Dir: dir, Traces: traces, Ctx: l.Ctx, Gen: l.Gen, Model: l.Model, Device: l.Device, Logger: log,
+		Places: places, Bin: bin, Dir: dir, Traces: traces, Ctx: l.Ctx, Gen: l.Gen, Model: l.Model, Device: l.Device, Logger: log,
 	}, nil
+}
+
+// places are those of the nodes that the options name.
+func (l layout) places() (map[string]cluster.Place, error) {
+	places := map[string]cluster.Place{}
+	for name, d := range l.TimeShift {
+		p := places[name]
+		p.ClockShift = d
+		places[name] = p
+	}
+	for name, s := range l.Shuttle {
+		there, back, err := cluster.ParsePath(s)
+		if err != nil {
+			return nil, fmt.Errorf("--shuttle %s: %w", name, err)
+		}
+		p := places[name]
+		p.There, p.Back = there, back
+		places[name] = p
+	}
+	for name, flag := range l.NodeFlag {
+		p := places[name]
+		p.Args = append(p.Args, flag)
+		places[name] = p
+	}
+	return places, nil
 }
