@@ -4,6 +4,7 @@ import (
 	"context"
 	"hash/fnv"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,7 +17,8 @@ import (
 
 const (
 	joinBurst         = 16
-	maxEstimators     = 6 // epochs kept per peer
+	maxEstimators     = 6  // epochs kept per peer
+	maxSeen           = 64 // processes remembered per peer
 	transportIdentity = "identity"
 	identityEvery     = 5 * time.Second // a proven identity is still held against bursts
 	retryProof        = 16              // bursts until a failed proof is tried again
@@ -36,6 +38,7 @@ type peer struct {
 	mu        sync.Mutex // guards what follows; held for microseconds
 	info      Peer
 	ests      []*estimate.Estimator // one per pair of epochs, newest last
+	seen      []clock.ID            // processes that were met under this name, newest last
 	identity  *kernel.Proof
 	proofFor  clock.ID // the peer that identity was tried for
 	proofWait int
@@ -72,7 +75,7 @@ func (p *peer) inherit(gone []*peer) {
 		o.mu.Lock()
 		same := o.info.Name == p.info.Name && len(o.ests) > 0 && o.info.ClockID.Epoch() == p.info.ClockID.Epoch()
 		if same {
-			p.ests, p.seq, p.st, o.ests = o.ests, o.seq, o.st, nil
+			p.ests, p.seen, p.seq, p.st, o.ests = o.ests, o.seen, o.seq, o.st, nil
 		}
 		o.mu.Unlock()
 		if same {
@@ -258,6 +261,10 @@ func foreignID(name string) clock.ID {
 // estimator returns the one for this pair of epochs. An epoch that comes back within a minute means that two processes
 // claim one name.
 func (p *peer) estimator(own, id clock.ID) *estimate.Estimator {
+	if n := len(p.seen); n == 0 || p.seen[n-1] != id {
+		p.seen = append(slices.DeleteFunc(p.seen, func(o clock.ID) bool { return o == id }), id)
+		p.seen = p.seen[max(0, len(p.seen)-maxSeen):]
+	}
 	for i, e := range p.ests {
 		if e.Local().Epoch() != id.Epoch() || e.Reference().Epoch() != own.Epoch() {
 			continue
@@ -329,7 +336,7 @@ func (p *peer) at(id clock.ID, n int64) (clock.Estimate, bool) {
 	defer p.mu.Unlock()
 	for i := len(p.ests) - 1; i >= 0; i-- {
 		e := p.ests[i]
-		if e.Local().Epoch() != id.Epoch() || id == "" {
+		if e.Local().Epoch() != id.Epoch() || !slices.Contains(p.seen, id) {
 			continue
 		}
 		if p.identity != nil && i == len(p.ests)-1 && own.Epoch() == e.Local().Epoch() {
@@ -344,7 +351,7 @@ func (p *peer) hint(id clock.ID, x ntp.Exchange) Hinted {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range p.ests {
-		if e.Local().Epoch() == id.Epoch() && e.Reference().Epoch() == p.opts.Steady.ID().Epoch() {
+		if e.Local().Epoch() == id.Epoch() && e.Reference().Epoch() == p.opts.Steady.ID().Epoch() && slices.Contains(p.seen, id) {
 			// The stamps come from another instance's anchor than the estimate, perhaps: an exchange may err by that.
 			x.ErrNS += p.opts.Steady.AnchorErrNS() + anchorSlackNS
 			switch {

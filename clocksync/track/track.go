@@ -212,8 +212,8 @@ func (t *Tracker) Statuses() []Status {
 	return out
 }
 
-// EstimateAt returns what is known by now of the clock id at its own time localNS. Samples taken later count too. A process
-// of the same name and instance is preferred, then any of the same epoch. Not ok: this clock was never seen.
+// EstimateAt returns what is known by now of the clock id at its own time localNS. Samples taken later count too. Not ok: a
+// process with this id was never seen. One that only shares the epoch does not count: machines cloned from one snapshot do.
 func (t *Tracker) EstimateAt(id clock.ID, localNS int64) (clock.Estimate, bool) {
 	if own := t.opts.Steady.ID(); id == own {
 		return clock.Estimate{Reference: own, Local: own, AtNS: localNS, State: clock.Identity, Transport: transportIdentity}, true
@@ -227,9 +227,6 @@ func (t *Tracker) EstimateAt(id clock.ID, localNS int64) (clock.Estimate, bool) 
 		e, ok := p.at(id, localNS)
 		if !ok {
 			continue
-		}
-		if e.Local == id {
-			return e, true
 		}
 		if !found || e.Usable() && (!best.Usable() || e.BoundNS() < best.BoundNS()) {
 			best, found = e, true

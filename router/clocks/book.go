@@ -54,8 +54,8 @@ type Book struct {
 	witness *witness
 	hints   [track.HintContradicts + 1]atomic.Int64 // exchanges of routed requests, by what became of them
 
-	mu   sync.Mutex                  // guards past; short reads and writes only
-	past map[string][]clock.Estimate // by local epoch, in the order of AtNS
+	mu   sync.Mutex                    // guards past; short reads and writes only
+	past map[clock.ID][]clock.Estimate // by local clock, in the order of AtNS
 }
 
 // New makes a book; Run fills it.
@@ -64,7 +64,7 @@ func New(o Options) *Book {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Book{
-		o: o, past: map[string][]clock.Estimate{},
+		o: o, past: map[clock.ID][]clock.Estimate{},
 		witness: newWitness(o.Logger),
 		tracker: track.New(track.Options{Steady: o.Steady, KernelDir: o.KernelDir, Key: o.Key, Transport: o.Transport, Logger: o.Logger}),
 	}
@@ -209,7 +209,7 @@ func (b *Book) Line(l *timeline.Line) { b.witness.add(l, time.Now()) }
 func (b *Book) published(id clock.ID, localNS int64) (clock.Estimate, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	past := b.past[id.Epoch()]
+	past := b.past[id]
 	if len(past) == 0 {
 		return clock.Estimate{}, false
 	}
@@ -275,14 +275,15 @@ func (e errString) Error() string { return string(e) }
 
 const errClosed = errString("clocks: watch was closed")
 
-// put keeps an estimate of a clock against ours; those against another epoch of this router's clock are of no use.
+// put keeps an estimate of a clock against ours; those against another epoch of this router's clock are of no use. It counts
+// for the process that it was measured with alone: equal epochs do not prove one clock, since cloned machines share them.
 func (b *Book) put(e clock.Estimate) {
 	if e.Reference.Epoch() != b.o.Steady.ID().Epoch() || strings.TrimSpace(e.Local.Epoch()) == "" {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	past := b.past[e.Local.Epoch()]
+	past := b.past[e.Local]
 	i := sort.Search(len(past), func(i int) bool { return past[i].AtNS > e.AtNS })
 	past = append(past, clock.Estimate{})
 	copy(past[i+1:], past[i:])
@@ -290,5 +291,24 @@ func (b *Book) put(e clock.Estimate) {
 	if len(past) > keepPast {
 		past = append(past[:0], past[len(past)-keepPast:]...)
 	}
-	b.past[e.Local.Epoch()] = past
+	b.past[e.Local] = past
+	if len(b.past) > keepClocks {
+		b.forgetOldest()
+	}
+}
+
+// keepClocks is how many clocks are remembered: a restart of a process makes another.
+const keepClocks = 4096
+
+// forgetOldest drops the clock that was measured longest ago, as seen on our own.
+func (b *Book) forgetOldest() {
+	var oldest clock.ID
+	least := int64(maxStamp)
+	for id, past := range b.past {
+		last := past[len(past)-1]
+		if at := last.AtNS + last.OffsetNS; at < least {
+			oldest, least = id, at
+		}
+	}
+	delete(b.past, oldest)
 }

@@ -46,9 +46,9 @@ func TestEstimateOfItsTime(t *testing.T) {
 			t.Errorf("%s: got %+v, %v; want offset %d", c.name, e, ok, c.offset)
 		}
 	}
-	other := clock.MakeID(7, 99) // another process with the same clock
-	if e, ok := b.Estimate(other, 200); !ok || e.OffsetNS != 2000 {
-		t.Errorf("same epoch: got %+v, %v", e, ok)
+	other := clock.MakeID(7, 99) // perhaps of a machine cloned from the same snapshot
+	if e, ok := b.Estimate(other, 200); ok {
+		t.Errorf("a process that only shares the epoch has the estimate %+v", e)
 	}
 	if _, ok := b.Estimate(clock.MakeID(8, 1), 200); ok {
 		t.Error("a clock that was never seen has an estimate")
@@ -71,11 +71,23 @@ func TestPastIsBounded(t *testing.T) {
 	for i := range int64(3 * keepPast) {
 		b.put(estimate(b, id, i, i, 5))
 	}
-	if n := len(b.past[id.Epoch()]); n != keepPast {
+	if n := len(b.past[id]); n != keepPast {
 		t.Errorf("%d estimates are kept, want %d", n, keepPast)
 	}
 	if e, _ := b.published(id, maxStamp); e.AtNS != 3*keepPast-1 {
 		t.Errorf("the newest is of %d", e.AtNS)
+	}
+}
+
+func TestClocksOfDeadProcessesAreForgottenOldestFirst(t *testing.T) {
+	b := newBook(t, Options{})
+	for i := range int64(keepClocks + 5) {
+		b.put(estimate(b, clock.MakeID(7, uint32(i)), 1000*i, i, 5))
+	}
+	_, first := b.published(clock.MakeID(7, 4), 1<<50)
+	_, next := b.published(clock.MakeID(7, 5), 1<<50)
+	if len(b.past) != keepClocks || first || !next {
+		t.Errorf("%d clocks, want %d; the fifth is there: %v, the sixth: %v", len(b.past), keepClocks, first, next)
 	}
 }
 
@@ -92,8 +104,8 @@ func TestPeers(t *testing.T) {
 	if len(peers) != 3 || !served || peers[2].Name != "gen.s" {
 		t.Errorf("got %+v, %v", peers, served)
 	}
-	b.put(estimate(b, clock.MakeID(1, 5), b.o.Steady.Now()-1e9, 2, 3)) // clocksync has measured a a second ago
-	old := estimate(b, clock.MakeID(2, 5), b.o.Steady.Now()-60e9, 2, 3)
+	b.put(estimate(b, clock.MakeID(1, 1), b.o.Steady.Now()-1e9, 2, 3)) // clocksync has measured a a second ago
+	old := estimate(b, clock.MakeID(2, 1), b.o.Steady.Now()-60e9, 2, 3)
 	b.put(old) // and bb a minute ago
 	if b.leave(peers); !peers[0].Passive || peers[1].Passive || peers[2].Passive {
 		t.Errorf("only the first is clocksync's: %+v", peers)

@@ -5,10 +5,6 @@ import (
 	"meridian.internal/shared/phase"
 )
 
-// identityBoundNS bounds the difference of two processes that read one clock (equal epochs) when nobody measured their
-// anchors: each anchor is the best of 1,000 brackets, well under a microsecond.
-const identityBoundNS = 2000
-
 // stateNone marks a phase that could not be aligned.
 const stateNone = "none"
 
@@ -22,8 +18,8 @@ type Clocks struct {
 	Wall func(referenceNS int64) int64
 }
 
-// estimate picks what converts a stamp of c: the merge's own estimate, else the one that the record's process knew, else
-// the proof that both clocks are one.
+// estimate picks what converts a stamp of c: the merge's own estimate, else the one that the record's process knew. Equal
+// epochs prove nothing by themselves: machines cloned from one snapshot have them too.
 func (c Clocks) estimate(ref clock.ID, from phase.Clock, ns int64) (clock.Estimate, bool) {
 	fits := func(e clock.Estimate) bool {
 		_, _, ok := e.Convert(ns)
@@ -42,11 +38,6 @@ func (c Clocks) estimate(ref clock.ID, from phase.Clock, ns int64) (clock.Estima
 	}
 	if from.Estimate != nil && fits(*from.Estimate) {
 		return *from.Estimate, true
-	}
-	if from.ID.Epoch() == ref.Epoch() {
-		return clock.Estimate{
-			Reference: ref, Local: from.ID, LowerNS: -identityBoundNS, UpperNS: identityBoundNS, AtNS: ns, State: clock.Identity,
-		}, true
 	}
 	return clock.Estimate{}, false
 }

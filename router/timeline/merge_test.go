@@ -372,7 +372,8 @@ func TestEstimateThatIsUsed(t *testing.T) {
 		{"the record's when the merge has none", Clocks{}, phase.Clock{ID: ctxID, Estimate: known(clock.Synced, ctxID, routerID)}, 7, true},
 		{"not one of another reference", Clocks{}, phase.Clock{ID: ctxID, Estimate: known(clock.Synced, ctxID, genID)}, 0, false},
 		{"not one that is void", Clocks{}, phase.Clock{ID: ctxID, Estimate: known(clock.Void, ctxID, routerID)}, 0, false},
-		{"one kernel: identity", Clocks{}, phase.Clock{ID: sameKernel}, 0, true},
+		{"equal epochs prove nothing", Clocks{}, phase.Clock{ID: sameKernel}, 0, false},
+		{"the process itself", Clocks{}, phase.Clock{ID: routerID}, 0, true},
 		{"no clock id: none", Clocks{}, phase.Clock{}, 0, false},
 	}
 	for _, c := range cases {
