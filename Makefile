@@ -16,7 +16,7 @@ RACE     := ./shared/... ./clocksync/service/... ./clocksync/track/... ./clocksy
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race lint fmt standalone fuzz bench bench-router bench-openblas clock-truth demo verify e2e images build-cuda test-gpu bench-gpu golden clean bench-accounting
+.PHONY: help build test race lint fmt standalone fuzz bench bench-router bench-openblas clock-truth clock-soak demo verify e2e images build-cuda test-gpu bench-gpu golden clean bench-accounting
 
 help: ## Say what the targets do
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk 'BEGIN {FS = ":.*## "} {printf "  make %-14s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ bench-openblas: ## Compare the matrix product with OpenBLAS (needs a C compiler 
 clock-truth: ## Hold the clocks against simulated and real ones whose truth is known (needs root for the latter)
 	$(GO) run ./clocksync/cmd/clocktruth --seeds 100 $(ARGS)
 	MERIDIAN_CLOCK_TRUTH=1 $(GO) test -count=1 -v ./clocksync/truth
+
+clock-soak: build ## Ten minutes of a loaded cluster with nodes in namespaces, and kills: the true offsets must lie in the bounds (needs root)
+	$(BIN)/localcluster clocks --for 10m --disturb $(ARGS)
 
 golden: ## Write the golden files anew; read the diff
 	$(GO) test -count=1 ./shared/phase/... ./gpu/kvwire/... ./router/timeline/... ./gpu/stats/... -update

@@ -204,14 +204,15 @@ func (c *checkCmd) Run(ctx context.Context) error {
 	if err != nil {
 		return unreadable(err)
 	}
-	for _, f := range checker.Finish() {
-		say(strings.Join(s.Files, ", "), f)
-	}
 	for _, f := range ledgers.Finish() {
 		say(f.At, f.Text)
 	}
 	if faults > c.Max {
 		fmt.Fprintf(out, "and %d more\n", faults-c.Max)
+	}
+	for _, f := range checker.Finish() { // what explains many of the others is never left out
+		faults++
+		fmt.Fprintln(out, waterfall.Clean(f, 500))
 	}
 	if len(rowNames) > 0 {
 		fmt.Fprintf(out, "%s rows of iterations\n", waterfall.Count(ledgers.Rows))

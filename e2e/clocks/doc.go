@@ -1,0 +1,2 @@
+// Package clocks holds the clocks of whole clusters, real processes all, against the truth. It has tests only.
+package clocks
