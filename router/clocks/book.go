@@ -163,6 +163,9 @@ func (b *Book) Newest(i node.Info) (clock.Estimate, bool) {
 	if !ok || ok2 && pub.Usable() && (!own.Usable() || pub.BoundNS() < own.BoundNS()) {
 		own, ok = pub, ok2
 	}
+	if own.State == clock.Holdover && ok2 && pub.State == clock.Synced {
+		own.State = clock.Synced // clocksync, who probes, knows how often is often enough
+	}
 	if ok && b.witness.proves(i.Name) {
 		own.State = clock.Quarantined
 	}
