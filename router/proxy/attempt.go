@@ -248,7 +248,7 @@ func (a *attempt) headers() []upstream.Header {
 	if s.trace != "" {
 		h = append(h, upstream.Header{Name: api.HeaderTraceparent, Value: s.trace})
 	}
-	left := s.p.o.Timeout - time.Duration(s.p.o.Steady.Now()-s.received)
+	left := s.left()
 	return append(h, upstream.Header{Name: api.HeaderDeadline, Value: strconv.FormatInt(max(1, left.Milliseconds()), 10)})
 }
 

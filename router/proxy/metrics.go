@@ -24,7 +24,7 @@ type metrics struct {
 	retryRefused prometheus.Counter
 }
 
-func newMetrics(r prometheus.Registerer, h *health, p *pool.Pool) (*metrics, error) {
+func newMetrics(r prometheus.Registerer, h *health, d *door, p *pool.Pool) (*metrics, error) {
 	seconds := prometheus.ExponentialBuckets(0.001, 2, 16)
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -66,7 +66,7 @@ func newMetrics(r prometheus.Registerer, h *health, p *pool.Pool) (*metrics, err
 		return m, nil
 	}
 	for _, c := range []prometheus.Collector{
-		m.requests, m.inflight, m.ttft, m.itl, m.e2e, m.overhead, m.retries, m.decisions, m.tokens, m.resumes, m.retryRefused, healthMetrics{h}, nodeMetrics{p}} {
+		m.requests, m.inflight, m.ttft, m.itl, m.e2e, m.overhead, m.retries, m.decisions, m.tokens, m.resumes, m.retryRefused, healthMetrics{h, d}, nodeMetrics{p}} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register metric: %w", err)
 		}
@@ -83,13 +83,23 @@ var (
 	breakerState = prometheus.NewDesc("meridian_router_breaker_state",
 		"Breakers that saw a failure since their last success: 0 closed, 1 half-open, 2 open.", []string{"leg", "node"}, nil)
 	retryBudget = prometheus.NewDesc("meridian_router_retry_budget", "Retries that may follow now.", nil, nil)
+	doorLoad    = prometheus.NewDesc("meridian_router_admission", "Sub-requests that were let in, and those that wait.", []string{"state"}, nil)
+	doorLimit   = prometheus.NewDesc("meridian_router_admission_limit", "Sub-requests that may run at a time.", nil, nil)
 )
 
-// healthMetrics shows breakers and budget as they are at the scrape.
-type healthMetrics struct{ h *health }
+// healthMetrics shows breakers, budget and door as they are at the scrape.
+type healthMetrics struct {
+	h *health
+	d *door
+}
 
 // Describe is prometheus.Collector's.
-func (m healthMetrics) Describe(ch chan<- *prometheus.Desc) { ch <- breakerState; ch <- retryBudget }
+func (m healthMetrics) Describe(ch chan<- *prometheus.Desc) {
+	ch <- breakerState
+	ch <- retryBudget
+	ch <- doorLoad
+	ch <- doorLimit
+}
 
 // Collect is prometheus.Collector's.
 func (m healthMetrics) Collect(ch chan<- prometheus.Metric) {
@@ -98,4 +108,8 @@ func (m healthMetrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(breakerState, prometheus.GaugeValue, float64(b.State), b.Leg, b.Node)
 	}
 	ch <- prometheus.MustNewConstMetric(retryBudget, prometheus.GaugeValue, left)
+	running, waiting, limit := m.d.load()
+	ch <- prometheus.MustNewConstMetric(doorLoad, prometheus.GaugeValue, float64(running), "running")
+	ch <- prometheus.MustNewConstMetric(doorLoad, prometheus.GaugeValue, float64(waiting), "waiting")
+	ch <- prometheus.MustNewConstMetric(doorLimit, prometheus.GaugeValue, float64(limit))
 }

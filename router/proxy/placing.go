@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"encoding/json"
-	"time"
 
 	"meridian.internal/router/pool"
 	"meridian.internal/shared/api"
@@ -21,7 +20,7 @@ func (b *sub) ask(tried *exclusions) pool.Ask {
 	}
 	return pool.Ask{
 		Model: b.s.req.Model, Tokens: tokens, Prefix: b.blocks, Conversation: conversation(b.s.req),
-		Life:       p.o.Timeout - time.Duration(p.o.Steady.Now()-b.s.received),
+		Life:       b.s.left(),
 		Aggregated: p.o.Schedule == Aggregated, Fallback: p.o.Schedule == Auto, ExcludeCtx: tried.ctx, ExcludeGen: tried.gen,
 	}
 }

@@ -67,6 +67,9 @@ type Options struct {
 	MaxBody    int           // bytes of a request body; 0: 16 MiB
 	Timeout    time.Duration // longest life of a request; 0: 10 min
 	ClientIdle time.Duration // a client that takes nothing for so long is cut; 0: 30 s
+	MaxRunning int           // sub-requests that run at a time; 0: twice what the generation nodes have slots for
+	Queue      int           // sub-requests that may wait for that; 0: 1,024
+	QueueTime  time.Duration // longest wait; 0: 10 s
 }
 
 // Proxy serves requests. Safe for concurrent use.
@@ -76,6 +79,7 @@ type Proxy struct {
 	met *metrics
 
 	health *health
+	door   *door
 }
 
 const (
@@ -124,12 +128,18 @@ func New(o Options) (*Proxy, error) {
 	if o.ClientIdle == 0 {
 		o.ClientIdle = defaultClientIdle
 	}
-	health := newHealth(o.Steady.Now)
-	met, err := newMetrics(o.Metrics, health, o.Pool)
+	if o.Queue == 0 {
+		o.Queue = defaultQueue
+	}
+	if o.QueueTime == 0 {
+		o.QueueTime = defaultQueueTime
+	}
+	health, door := newHealth(o.Steady.Now), newDoor(&o)
+	met, err := newMetrics(o.Metrics, health, door, o.Pool)
 	if err != nil {
 		return nil, err
 	}
-	return &Proxy{o: o, ids: newMinter(o.Name, o.Steady), met: met, health: health}, nil
+	return &Proxy{o: o, ids: newMinter(o.Name, o.Steady), met: met, health: health, door: door}, nil
 }
 
 // Ready tells whether a request could be placed now; the error says why not.

@@ -14,9 +14,11 @@ func (s *session) record(e *api.Error, end int64) *phase.Record {
 	u := s.usage()
 	r := &phase.Record{
 		Schema: phase.Schema, Role: phase.Disagg, Node: s.p.o.Name, Instance: id, Router: s.p.o.Name,
-		RequestID: s.id, ClientRequestID: s.clientID, Traceparent: s.trace, Style: s.p.o.Schedule, Model: s.req.Model,
-		Streamed: s.req.Stream, Outcome: phase.Finished, Clocks: []phase.Clock{{ID: id, Kind: "mono"}},
+		RequestID: s.id, ClientRequestID: s.clientID, Traceparent: s.trace, Style: s.p.o.Schedule, Outcome: phase.Finished, Clocks: []phase.Clock{{ID: id, Kind: "mono"}},
 		Tokens: phase.Tokens{Prompt: u.PromptTokens, Output: u.CompletionTokens}, Legs: s.legs(),
+	}
+	if s.req != nil { // nil: it was refused before it was understood
+		r.Model, r.Streamed = s.req.Model, s.req.Stream
 	}
 	if d := u.PromptTokensDetails; d != nil {
 		r.Tokens.Cached = d.CachedTokens
@@ -28,7 +30,10 @@ func (s *session) record(e *api.Error, end int64) *phase.Record {
 	if b := s.main(); b != nil {
 		b.tell(r)
 	}
-	r.Stamps.ReceiveNS, r.Stamps.ParsedNS, r.Stamps.EndNS = &s.received, &s.parsed, &end
+	r.Stamps.ReceiveNS, r.Stamps.EndNS = &s.received, &end
+	if s.parsed != 0 {
+		r.Stamps.ParsedNS = &s.parsed
+	}
 	return r
 }
 
@@ -93,7 +98,7 @@ func outcomeOf(e *api.Error) phase.Outcome {
 		return phase.Cancelled
 	case e.Type == api.TypeTimeout:
 		return phase.Expired
-	case e.Status() < 500:
+	case e.Status() < 500 || e.Stage == "queue":
 		return phase.Rejected
 	default:
 		return phase.Failed

@@ -12,6 +12,7 @@ import (
 
 	"github.com/labstack/echo/v4"
 
+	"meridian.internal/router/admit"
 	"meridian.internal/router/keys"
 	"meridian.internal/router/pool"
 	"meridian.internal/shared/api"
@@ -34,7 +35,8 @@ type session struct {
 	trace     string
 	perf      bool // the client asked for what its request cost
 	received  int64
-	parsed    int64
+	parsed    int64         // 0: it was refused before
+	life      time.Duration // longest life of the request, from received
 	seed      uint64
 	head      api.Head
 	idJSON    []byte
@@ -69,18 +71,40 @@ func (p *Proxy) serve(c echo.Context, chat bool) error {
 	defer s.endKey()
 	e := s.prepare(c.Request(), chat)
 	s.w.Header().Set(api.HeaderRequestID, s.publicID())
-	if e != nil {
-		p.met.ended(phase.Rejected, e.Stage)
+	if e != nil && e.Status() == http.StatusUnauthorized {
+		p.met.ended(phase.Rejected, e.Stage) // a stranger fills no disk
 		e.RequestID = s.publicID()
 		return e
 	}
-	ctx, cancel := context.WithTimeout(c.Request().Context(), p.o.Timeout)
-	defer cancel()
 	p.o.Begin(s.id)
-	if e = s.finish(s.run(ctx)); e != nil {
+	if e == nil {
+		ctx, cancel := context.WithTimeout(c.Request().Context(), s.left())
+		defer cancel()
+		e = s.admitted(ctx)
+	}
+	if e = s.finish(e); e != nil {
 		return e
 	}
 	return nil
+}
+
+// left is what remains of the request's life.
+func (s *session) left() time.Duration {
+	return s.life - time.Duration(s.p.o.Steady.Now()-s.received)
+}
+
+// admitted waits at the door, then runs.
+func (s *session) admitted(ctx context.Context) *api.Error {
+	p := s.p
+	t, e := p.door.enter(ctx, admit.Ask{
+		Principal: s.principal, Priority: s.req.Priority, Weight: len(s.subs), Patience: max(min(p.o.QueueTime, s.left()), 0),
+	})
+	if e != nil {
+		return e
+	}
+	defer p.door.leave(t)
+	p.health.request()
+	return s.run(ctx)
 }
 
 // publicID is the id that the client sees: its own when it sent one.
@@ -103,6 +127,10 @@ func (s *session) prepare(r *http.Request, chat bool) *api.Error {
 	s.perf = s.p.o.Expect != nil && strings.TrimSpace(r.Header.Get(api.HeaderReturnMetrics)) == "1"
 	if t := r.Header.Get(api.HeaderTraceparent); validTraceparent(t) {
 		s.trace = t
+	}
+	var e *api.Error
+	if s.life, e = s.p.lifeOf(r); e != nil {
+		return e
 	}
 	if e := s.authenticate(r); e != nil { // before the body: a stranger's is not read
 		return e

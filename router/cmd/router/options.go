@@ -39,6 +39,9 @@ type options struct {
 	Grace        time.Duration `help:"Time that running requests get after SIGTERM." default:"10s"`
 	Timeout      time.Duration `help:"Longest life of a request; then it is ended with an error." default:"10m"`
 	ClientIdle   time.Duration `help:"A client that takes no byte for so long is cut." default:"30s"`
+	MaxRunning   int           `help:"Sub-requests (prompts x n) that run at a time; further ones wait. 0: twice the sequences that the generation nodes have slots for." name:"max-running" default:"0"`
+	Queue        int           `help:"Sub-requests that may wait; over it those of a lower priority or of the busiest API key give way, or the newcomer is refused with 429." default:"1024"`
+	QueueTime    time.Duration `help:"Longest wait; a request whose estimated wait is longer is refused at once with 503." name:"queue-time" default:"10s"`
 	MaxBody      int           `help:"Largest request body, in bytes." default:"16777216"`
 	APIKeys      string        `help:"File of the API keys of clients (docs/security.md); it is followed while serving. Empty: everybody may do everything." name:"api-keys" type:"path" placeholder:"FILE"`
 
@@ -67,6 +70,12 @@ func (o *options) Validate() error {
 		return fmt.Errorf("--client-idle %s: must be 1s or more", o.ClientIdle)
 	case o.LocalPrefill < 0:
 		return fmt.Errorf("--local-prefill-max %d: must be 0 or more", o.LocalPrefill)
+	case o.MaxRunning < 0:
+		return fmt.Errorf("--max-running %d: must be 0 or more", o.MaxRunning)
+	case o.Queue < 1:
+		return fmt.Errorf("--queue %d: must be 1 or more", o.Queue)
+	case o.QueueTime < time.Millisecond:
+		return fmt.Errorf("--queue-time %s: must be 1ms or more", o.QueueTime)
 	case o.MaxBody < 1024:
 		return fmt.Errorf("--max-body %d: must be 1024 or more", o.MaxBody)
 	case o.MaxConns < 1:

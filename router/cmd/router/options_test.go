@@ -9,7 +9,7 @@ import (
 
 func good() *options {
 	return &options{
-		Name: "r", Listen: "127.0.0.1:0", Traces: "t", Grace: time.Second, Timeout: time.Minute, ClientIdle: time.Second, MaxBody: 1 << 20,
+		Name: "r", Listen: "127.0.0.1:0", Traces: "t", Grace: time.Second, Timeout: time.Minute, ClientIdle: time.Second, MaxBody: 1 << 20, Queue: 1, QueueTime: time.Second, MaxConns: 1,
 		Ctx: []string{"http://a:1"}, Gen: []string{"https://b"}, Nats: "nats://a:1,nats://b:2",
 	}
 }
@@ -21,6 +21,7 @@ func TestValidate(t *testing.T) {
 	cases := map[string]func(*options){
 		"--name": func(o *options) { o.Name = "a b" }, "--embedded-nats": func(o *options) { o.EmbeddedNats = true },
 		"--grace": func(o *options) { o.Grace = -1 }, "--timeout": func(o *options) { o.Timeout = 0 },
+		"--max-running": func(o *options) { o.MaxRunning = -1 }, "--queue": func(o *options) { o.Queue = 0 }, "--queue-time": func(o *options) { o.QueueTime = 0 },
 		"--client-idle": func(o *options) { o.ClientIdle = 0 }, "--max-body": func(o *options) { o.MaxBody = 1 },
 		"--traces": func(o *options) { o.Traces = "" }, "--ctx": func(o *options) { o.Ctx = []string{"a:1"} },
 		"--gen": func(o *options) { o.Gen = []string{"http://"} }, "--nats": func(o *options) { o.Nats = "localhost" },
