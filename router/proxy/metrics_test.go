@@ -29,7 +29,7 @@ func scrape(t *testing.T, r *prometheus.Registry, accept string) string {
 func TestMetrics(t *testing.T) {
 	c := newCluster(t, Auto, "ctx0", "gen0")
 	reg := prometheus.NewRegistry()
-	met, err := newMetrics(reg, c.proxy.health, c.pool)
+	met, err := newMetrics(reg, c.proxy.health, c.proxy.door, c.pool)
 	if err != nil {
 		t.Fatal(err)
 	}

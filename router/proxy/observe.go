@@ -49,6 +49,9 @@ func (s *session) overheadNS(a *attempt) int64 {
 		add(t.GenHeadersNS, t.CtxDispatchNS)
 	}
 	add(&s.received, first)
+	if s.admittedNS != 0 {
+		total -= s.admittedNS - s.parsed // the wait for room is the nodes'
+	}
 	add(t.FirstTokenNS, t.FirstTokenSentNS)
 	return total
 }

@@ -34,6 +34,9 @@ func (s *session) record(e *api.Error, end int64) *phase.Record {
 	if s.parsed != 0 {
 		r.Stamps.ParsedNS = &s.parsed
 	}
+	if s.admittedNS != 0 {
+		r.Stamps.AdmittedNS = &s.admittedNS
+	}
 	return r
 }
 

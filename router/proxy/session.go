@@ -29,21 +29,22 @@ type session struct {
 	clientID string
 	// principal is the id of the API key that the request came with, fit for logs and metric labels; "" where no keys
 	// are configured.
-	principal string
-	who       *keys.Principal // counts the request against the limits of its key; nil: there are no keys
-	lowered   bool            // req.Priority is what the key allows, not what the body says
-	trace     string
-	perf      bool // the client asked for what its request cost
-	received  int64
-	parsed    int64         // 0: it was refused before
-	life      time.Duration // longest life of the request, from received
-	seed      uint64
-	head      api.Head
-	idJSON    []byte
-	model     []byte // JSON
-	created   []byte // JSON
-	subs      []*sub
-	out       *stream // nil: not streamed
+	principal  string
+	who        *keys.Principal // counts the request against the limits of its key; nil: there are no keys
+	lowered    bool            // req.Priority is what the key allows, not what the body says
+	trace      string
+	perf       bool // the client asked for what its request cost
+	received   int64
+	parsed     int64         // 0: it was refused before
+	admittedNS int64         // 0: it was not let in
+	life       time.Duration // longest life of the request, from received
+	seed       uint64
+	head       api.Head
+	idJSON     []byte
+	model      []byte // JSON
+	created    []byte // JSON
+	subs       []*sub
+	out        *stream // nil: not streamed
 }
 
 // sub is one choice of one prompt: it has its own id, legs and attempts.
@@ -103,6 +104,7 @@ func (s *session) admitted(ctx context.Context) *api.Error {
 		return e
 	}
 	defer p.door.leave(t)
+	s.admittedNS = p.o.Steady.Now()
 	p.health.request()
 	return s.run(ctx)
 }

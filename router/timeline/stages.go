@@ -38,8 +38,9 @@ const (
 // head and tail are the router's own work, the same in every style.
 var head = []stage{
 	{name: "router_receive", from: "R.receive_ns", to: "R.parsed_ns"},
-	{name: "router_place", from: "R.parsed_ns", to: "R.placed_ns", when: firstTry},
-	{name: "retry", from: "R.parsed_ns", to: "R.placed_ns", when: retried}, // earlier attempts, until the last one was placed
+	{name: "router_queue", from: "R.parsed_ns", to: "R.admitted_ns"}, // at the door, until the cluster had room
+	{name: "router_place", from: "R.admitted_ns|R.parsed_ns", to: "R.placed_ns", when: firstTry},
+	{name: "retry", from: "R.admitted_ns|R.parsed_ns", to: "R.placed_ns", when: retried}, // earlier attempts, until the last one was placed
 }
 
 var tail = []stage{

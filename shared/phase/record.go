@@ -110,7 +110,7 @@ type Stamps struct {
 	FirstTokenSentNS *int64 `json:"first_token_sent_ns,omitempty"` // first token byte handed to the socket
 	LastTokenNS      *int64 `json:"last_token_ns,omitempty"`
 
-	// Nodes.
+	// Nodes; AdmittedNS also on the router, when it let the request in.
 	StartedNS        *int64 `json:"started_ns,omitempty"`         // handed to the role's own code
 	AdmittedNS       *int64 `json:"admitted_ns,omitempty"`        // slot and blocks reserved (gen), request accepted by the engine (ctx)
 	HeadersSentNS    *int64 `json:"headers_sent_ns,omitempty"`    // before 200 is flushed
