@@ -45,6 +45,12 @@ func slowSim() []string {
 
 func start(t *testing.T, cfg cluster.Config) *rig {
 	t.Helper()
+	return startFor(t, cfg, 2*time.Minute)
+}
+
+// startFor starts a cluster that is used no longer than limit.
+func startFor(t *testing.T, cfg cluster.Config, limit time.Duration) *rig {
+	t.Helper()
 	cfg.Bin, cfg.Dir, cfg.Logger = bin(t), t.TempDir(), quiet
 	if cfg.Device == "" {
 		cfg.Device = "sim"
@@ -52,7 +58,7 @@ func start(t *testing.T, cfg cluster.Config) *rig {
 	if cfg.Device == "sim" && cfg.NodeArgs == nil {
 		cfg.NodeArgs = slowSim()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	t.Cleanup(cancel)
 	c, err := cluster.Start(ctx, cfg)
 	if err != nil {
