@@ -58,7 +58,8 @@ const warmTime = 300 * time.Millisecond
 
 // turn plays a load against a subject for d.
 func (l load) turn(ctx context.Context, steady *clock.Steady, s *subject, d time.Duration) (*sample, error) {
-	warm := min(warmTime, d)
+	answer := time.Duration(l.tokens) * l.pace.Gap
+	warm := min(warmTime, d) + answer
 	t := &turn{load: l, subject: s, steady: steady}
 	ctx, cancel := context.WithTimeout(ctx, warm+d)
 	defer cancel()
@@ -67,7 +68,10 @@ func (l load) turn(ctx context.Context, steady *clock.Steady, s *subject, d time
 	start := time.Now()
 	t.from, t.to = steady.Now()+int64(warm), steady.Now()+int64(warm+d)
 	for i := range parts {
-		all.Go(func() { t.loop(ctx, &parts[i]) })
+		all.Go(func() {
+			time.Sleep(answer * time.Duration(i) / time.Duration(l.streams)) // paced streams begin one after another, not all at once
+			t.loop(ctx, &parts[i])
+		})
 	}
 	time.Sleep(time.Until(start.Add(warm)))
 	before, err := s.cpu()

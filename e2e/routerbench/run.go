@@ -18,9 +18,12 @@ type Plan struct {
 	Turn    time.Duration // of one load against one subject
 	Streams int           // held open for the memory row
 	Leaves  int           // clients that leave, for each leg
-	Only    string        // one load by name; empty: all
+	Only    string        // one load by name, or OnlyHeld; empty: all
 	Log     io.Writer     // progress
 }
+
+// OnlyHeld are the rows of open streams and of clients that leave.
+const OnlyHeld = "held"
 
 // Result is what was measured.
 type Result struct {
@@ -86,7 +89,7 @@ func Run(ctx context.Context, p Plan) (_ *Result, err error) {
 			r.result.Lines = append(r.result.Lines, Line{row, row.cells(r.samples)})
 		}
 	}
-	if p.Only == "" {
+	if p.Only == "" || p.Only == OnlyHeld {
 		return r.result, r.extra(ctx)
 	}
 	return r.result, nil

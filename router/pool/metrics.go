@@ -21,7 +21,7 @@ var (
 	descReserved = desc("reservations", "Legs that have reserved a place on a node and not given it back.", "role")
 	descUnseen   = desc("reservations_unseen", "Reservations that no load report of the node includes yet.", "role")
 	descOthers   = desc("reservations_of_others", "Legs of other routers that no load report of the node includes yet.", "role")
-	descAge      = desc("load_age_seconds", "Age of the oldest load of a node that may get work.", "role")
+	descAge      = desc("oldest_load_age_seconds", "Age of the oldest load of a node that may get work.", "role")
 	descStale    = desc("loads_stale", "Nodes whose load is too old to be believed, or unknown.", "role")
 	descExpired  = desc("reservations_expired_total", "Reservations that nobody released in time. Anything but 0 is a fault of the router.")
 	descMatched  = desc("matched_tokens_total", "Prompt tokens whose KV the chosen node held already, as the prefix index knew.")

@@ -31,7 +31,7 @@ type runCommand struct {
 	Turn    time.Duration `help:"Length of one load against one subject." default:"2s"`
 	Streams int           `help:"Open streams of the memory row." default:"1000"`
 	Leaves  int           `help:"Clients that leave, in prefill and in generation each." default:"50"`
-	Only    string        `help:"One load by its name in the benchmark lines, e.g. t1-c16. Empty: all." placeholder:"LOAD"`
+	Only    string        `help:"One load by its name in the benchmark lines, e.g. t1-c16, or held: open streams and clients that leave. Empty: all." placeholder:"LOAD"`
 	Router  string        `help:"The router's binary. Empty: in the folder of the built binaries." type:"path" placeholder:"FILE"`
 	Strict  bool          `help:"Exit with 1 when a goal is missed."`
 }
