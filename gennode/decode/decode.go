@@ -146,6 +146,8 @@ func (g *leg) open(ctx context.Context, addr string) (err error) {
 	if g.hold, err = g.d.Engine.Reserve(ctx, g.l.Request); err != nil {
 		return err
 	}
+	report := g.hold.Report()
+	g.l.Held = &report
 	limit := g.l.Limit
 	if limit <= 0 {
 		limit = defaultLimit

@@ -18,10 +18,10 @@ func (e *Engine) StartProfile(ctx context.Context, r rows.ProfileRequest) (rows.
 	return e.prof.Start(ctx, r, e.onLoop)
 }
 
-// StopProfile ends the window and waits for its files.
-func (e *Engine) StopProfile(ctx context.Context) ([]string, error) {
+// StopProfile ends the window and waits for its files; see profile.Profiler.
+func (e *Engine) StopProfile(ctx context.Context) (rows.ProfileWindow, error) {
 	if e.prof == nil {
-		return nil, rows.ErrProfileNone
+		return rows.ProfileWindow{}, rows.ErrProfileNone
 	}
 	return e.prof.Stop(ctx, e.onLoop)
 }

@@ -21,6 +21,7 @@ type Reservation struct {
 	mu      sync.Mutex // guards the fields below
 	blocks  []int32
 	held    int
+	report  infer.Report // as of the admission
 	spans   []infer.Span // installed
 	copies  int          // in flight
 	started bool
@@ -59,7 +60,7 @@ func (e *Engine) Reserve(ctx context.Context, r infer.Request) (*Reservation, er
 // ready is called when the sequence is admitted.
 func (h *Reservation) ready(q *sched.Seq) {
 	h.mu.Lock()
-	h.blocks, h.held = q.Blocks, q.Cached
+	h.blocks, h.held, h.report = q.Blocks, q.Cached, h.s.report
 	h.mu.Unlock()
 	close(h.admitted)
 }
@@ -69,6 +70,15 @@ func (h *Reservation) Held() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.held
+}
+
+// Report is what the request has cost so far: slot and blocks, until Start. It is all that there is of one that never starts.
+func (h *Reservation) Report() infer.Report {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := h.report
+	r.KV.AllocTotalBlocks = r.KV.AllocNewBlocks + r.KV.ReusedBlocks
+	return r
 }
 
 // Tokens is the number of tokens whose KV must be here before Start: prompt and Output.

@@ -41,6 +41,9 @@ func TestAReservationHoldsRoomUntilItsEnd(t *testing.T) {
 		defer r.stop()
 		h := r.reserve(generation(64, 1, 5))
 		r.used(3) // two for the prompt, one for the next token
+		if got := h.Report(); got.KV.AllocTotalBlocks != 3 || got.KV.AllocNewBlocks != 3 || got.QueuedNS == 0 || got.FirstScheduledNS != 0 {
+			t.Errorf("what a place costs that is never used: %+v", got)
+		}
 		h.Cancel()
 		h.Cancel()
 		r.used(0)

@@ -45,7 +45,15 @@ type Profiler struct {
 	rec   recording
 	acts  []string
 	done  chan struct{} // closed when the window's files are written
+	ended ended         // the window before
 	plan  []Range       // windows to come
+}
+
+// ended is how a window came out.
+type ended struct {
+	window rows.ProfileWindow // no Files: it was cancelled before it began
+	known  bool
+	err    error
 }
 
 // New makes a profiler.
@@ -142,35 +150,40 @@ func (p *Profiler) clear() {
 	p.busy.Store(len(p.plan) > 0)
 }
 
-// Stop ends the window with the iterations in flight and waits for its files, up to FlushWait. A window that has not
-// begun is cancelled: it leaves no file.
-func (p *Profiler) Stop(ctx context.Context, loop Loop) (files []string, err error) {
+// Stop ends the window with the iterations in flight and waits for its files, up to FlushWait; of one that has ended by
+// itself it says how that came out. A window that has not begun is cancelled: it leaves no file.
+func (p *Profiler) Stop(ctx context.Context, loop Loop) (rows.ProfileWindow, error) {
 	var done chan struct{}
-	err = loop(ctx, func(next int64, pending bool) {
+	err := loop(ctx, func(next int64, pending bool) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		switch p.w.state {
-		case idle, claimed:
-			return
-		case scheduled, active:
-			files, done = p.files.final(), p.done
-			if p.w.state == scheduled {
-				files = nil
+		case claimed:
+		case idle:
+			if p.ended.known {
+				done = p.done
 			}
+		case scheduled, active:
+			done = p.done
 			if p.w.halt(next, pending) {
 				p.finish()
 			}
-		default:
-			files, done = p.files.final(), p.done
+		case flushing:
+			done = p.done
 		}
 	})
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("stop the profile: %w", err)
+		return rows.ProfileWindow{}, fmt.Errorf("stop the profile: %w", err)
 	case done == nil:
-		return nil, rows.ErrProfileNone
+		return rows.ProfileWindow{}, rows.ErrProfileNone
 	}
-	return files, wait(ctx, done)
+	if err := wait(ctx, done); err != nil {
+		return rows.ProfileWindow{}, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ended.window, p.ended.err
 }
 
 func wait(ctx context.Context, done <-chan struct{}) error {
@@ -272,6 +285,7 @@ func (p *Profiler) Ended(l Life) {
 func (p *Profiler) finish() {
 	if p.w.state == scheduled { // it has seen nothing
 		p.files.discard()
+		p.ended = ended{known: true, window: rows.ProfileWindow{StartIter: p.w.start, Activities: p.acts}}
 		close(p.done)
 		p.clear()
 		return
@@ -284,11 +298,20 @@ func (p *Profiler) finish() {
 	p.w.state = flushing
 	p.busy.Store(len(p.plan) > 0)
 	f, rec, done := p.files, p.rec, p.done
+	stop := p.w.start
+	if n := len(rec.steps); n > 0 {
+		stop = rec.steps[n-1].Iter + 1
+	}
+	how := ended{known: true, window: rows.ProfileWindow{StartIter: p.w.start, StopIter: &stop, Activities: p.acts, Files: f.final()}}
 	about := fmt.Sprintf(`,"schema":"meridian.trace/1","node":%q,"start_iter":%d,"steps":%d`, p.o.Name, p.w.start, len(rec.steps))
 	go func() {
 		defer close(done)
 		err := f.write(appendTrace(nil, p.o.Name, p.o.Rank, &rec, about))
+		if err != nil {
+			how.err, how.window.Files = fmt.Errorf("write the profile: %w", err), nil
+		}
 		p.mu.Lock()
+		p.ended = how
 		p.clear()
 		p.mu.Unlock()
 		if err != nil {

@@ -234,9 +234,9 @@ func TestStopEndsWhatIsThere(t *testing.T) {
 		if _, err := e.Start(t.Context(), open, e.loop); err != nil {
 			t.Fatal(err)
 		}
-		files, err := e.Stop(t.Context(), e.loop)
-		if err != nil || files != nil || len(names(t, e)) != 0 || e.w.state != idle {
-			t.Errorf("%v, %v, %v, %v", files, err, names(t, e), e.w.state)
+		got, err := e.Stop(t.Context(), e.loop)
+		if files := got.Files; err != nil || files != nil || len(names(t, e)) != 0 || e.w.state != idle {
+			t.Errorf("%v, %v, %v, %v", got, err, names(t, e), e.w.state)
 		}
 	})
 	t.Run("an idle engine is enough", func(t *testing.T) {
@@ -246,9 +246,38 @@ func TestStopEndsWhatIsThere(t *testing.T) {
 			t.Fatalf("%+v, %v", w, err)
 		}
 		e.run(3)
-		files, err := e.Stop(t.Context(), e.loop)
+		got, err := e.Stop(t.Context(), e.loop)
+		files := got.Files
 		if err != nil || !slices.Equal(files, w.Files) || len(iters(t, files[0])) != 3 || len(names(t, e)) != 2 {
 			t.Errorf("%v, %v, %v", files, err, names(t, e))
+		}
+	})
+	t.Run("a window that has ended by itself is told, as often as it is asked for", func(t *testing.T) {
+		e := newEngine(t, Options{})
+		w, err := e.Start(t.Context(), steps(2), e.loop)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.run(5)
+		for range 2 {
+			got, err := e.Stop(t.Context(), e.loop)
+			if err != nil || got.StartIter != w.StartIter || got.StopIter == nil || *got.StopIter != *w.StopIter || !slices.Equal(got.Files, w.Files) || len(iters(t, got.Files[0])) != 2 {
+				t.Errorf("%+v, %v, started %+v", got, err, w)
+			}
+		}
+	})
+	t.Run("files that could not be written are no success", func(t *testing.T) {
+		e := newEngine(t, Options{})
+		w, err := e.Start(t.Context(), rows.ProfileRequest{Activities: []string{GPU}}, e.loop)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.run(2)
+		if err := os.RemoveAll(filepath.Dir(w.Files[0])); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := e.Stop(t.Context(), e.loop); err == nil || got.Files != nil {
+			t.Errorf("%+v, %v", got, err)
 		}
 	})
 	t.Run("the iterations in flight are waited for", func(t *testing.T) {

@@ -56,7 +56,7 @@ type node struct {
 // batch is what a row says of an iteration.
 type batch struct{ size, context int64 }
 
-// records are the sums over the requests that the engine ran.
+// records are the sums over the requests that had a place in the engine.
 type records struct {
 	n, prompt, cached, output, alloc int64
 	lastIter                         int64
@@ -175,7 +175,7 @@ func negative(r *rows.Row) (string, bool) {
 func (c *Checker) Timeline(l *timeline.Line) {
 	for i := range l.Phases {
 		p := &l.Phases[i]
-		if p.Role == phase.Disagg || p.Iters == nil {
+		if p.Role == phase.Disagg || p.KV == nil || p.KV.AllocTotalBlocks == 0 { // it never had a place
 			continue
 		}
 		r := &c.node(p.Node, string(p.Clock.ID)).records
@@ -183,9 +183,9 @@ func (c *Checker) Timeline(l *timeline.Line) {
 		r.prompt += int64(p.Tokens.Prompt)
 		r.cached += int64(p.Tokens.Cached)
 		r.output += int64(p.Tokens.Output)
-		r.lastIter = max(r.lastIter, p.Iters.Last)
-		if p.KV != nil {
-			r.alloc += int64(p.KV.AllocNewBlocks)
+		r.alloc += int64(p.KV.AllocNewBlocks)
+		if p.Iters != nil {
+			r.lastIter = max(r.lastIter, p.Iters.Last)
 		}
 		iters, tokens, sizes := p.Chunks.Column("iter"), p.Chunks.Column("tokens"), p.Chunks.Column("batch_size")
 		for k, iter := range iters {

@@ -31,7 +31,7 @@ func good() *world {
 	w.counters = map[string]float64{"meridian_num_requests_new_total": 1, "meridian_num_requests_completed_total": 1, "meridian_iter_output_tokens_total": 2}
 	w.line = timeline.Line{Phases: []timeline.Phase{{
 		Role: phase.Ctx, Node: "ctx0", Clock: timeline.PhaseClock{ID: "c"}, Iters: &phase.Iters{First: 1, Last: 2},
-		Tokens: phase.Tokens{Prompt: 12, Cached: 4, Output: 2}, KV: &infer.KVCounts{AllocNewBlocks: 2},
+		Tokens: phase.Tokens{Prompt: 12, Cached: 4, Output: 2}, KV: &infer.KVCounts{AllocTotalBlocks: 3, AllocNewBlocks: 2, ReusedBlocks: 1},
 		Chunks: &timeline.Columns{Names: []string{"iter", "tokens", "batch_size"}, Values: [][]int64{{1}, {8}, {1}}},
 	}}}
 	return w
@@ -78,6 +78,13 @@ func TestEachDisagreementIsASentence(t *testing.T) {
 		{"output that was never sampled", func(w *world) { w.line.Phases[0].Tokens.Output = 3 }, "3 output tokens, its rows to 2"},
 		{"output that was cut off", func(w *world) { w.line.Phases[0].Tokens.Output = 1 }, ""},
 		{"KV blocks that differ", func(w *world) { w.line.Phases[0].KV.AllocNewBlocks = 1 }, "1 new KV blocks, its rows to 2"},
+		{"a place that was held for a request that never started", func(w *world) {
+			w.rows[0].Requests.New, w.rows[0].Requests.NewActive, w.rows[1].Requests.Cancelled = 2, 2, 1
+			w.rows[0].Sums.Prompt, w.rows[1].KV.AllocNew, w.rows[1].KV.DAllocNew, w.rows[1].KV.Freed = 17, 4, 2, 3
+			w.counters = nil
+			w.line.Phases = append(w.line.Phases, timeline.Phase{Role: phase.Gen, Node: "ctx0", Clock: timeline.PhaseClock{ID: "c"},
+				Tokens: phase.Tokens{Prompt: 5}, KV: &infer.KVCounts{AllocTotalBlocks: 2, AllocNewBlocks: 2}})
+		}, ""},
 		{"an iteration after the last", func(w *world) { w.line.Phases[0].Iters.Last = 9 }, "ran in iteration 9, the rows end with 2"},
 		{"a chunk that was not computed", func(w *world) { w.line.Phases[0].Chunks.Values[1][0] = 9 }, "computed 8 prompt tokens, records say 9"},
 		{"a batch of another size", func(w *world) { w.line.Phases[0].Chunks.Values[2][0] = 2 }, "had a batch of 1, a record says 2"},

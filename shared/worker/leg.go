@@ -31,6 +31,7 @@ type Leg struct {
 
 	Answer   *api.DisaggParams   // set by a Runner: disaggregated_params of the choice
 	Transfer *phase.Transfer     // set by a Runner: the hand-over as this side saw it, once it is known
+	Held     *infer.Report       // set by a Runner: what its place and blocks cost, should the sequence never start
 	Taken    int                 // set by a Runner: first tokens that another node sampled; the record counts them there
 	Settle   func() *phase.Error // set by a Runner: waits for what goes on after the answer, and fills Transfer; the record waits for it
 

@@ -17,8 +17,9 @@ import (
 type Profiler interface {
 	// StartProfile answers once the window is scheduled, or why it cannot be.
 	StartProfile(ctx context.Context, r rows.ProfileRequest) (rows.ProfileWindow, error)
-	// StopProfile ends the window and waits for its files.
-	StopProfile(ctx context.Context) ([]string, error)
+	// StopProfile ends the window and waits for its files, or says how the one before came out. A window without files
+	// was cancelled before it began.
+	StopProfile(ctx context.Context) (rows.ProfileWindow, error)
 }
 
 // maxProfileBody bounds the body of POST /start_profile.
@@ -36,22 +37,26 @@ func (n *Node) startProfile(c echo.Context) error {
 	if err != nil {
 		return profileError(err)
 	}
-	return c.JSON(http.StatusOK, struct {
-		Status string `json:"status"`
-		rows.ProfileWindow
-	}{"scheduled", w})
+	return c.JSON(http.StatusOK, profileAnswer{"scheduled", w})
 }
 
 // stopProfile is POST /stop_profile.
 func (n *Node) stopProfile(c echo.Context) error {
-	files, err := n.o.Profiler.StopProfile(c.Request().Context())
+	w, err := n.o.Profiler.StopProfile(c.Request().Context())
 	if err != nil {
 		return profileError(err)
 	}
-	if files == nil {
-		return c.JSON(http.StatusOK, map[string]any{"status": "cancelled", "files": []string{}})
+	status := "written"
+	if len(w.Files) == 0 {
+		status, w.Files = "cancelled", []string{}
 	}
-	return c.JSON(http.StatusOK, map[string]any{"status": "written", "files": files})
+	return c.JSON(http.StatusOK, profileAnswer{status, w})
+}
+
+// profileAnswer is what both routes answer.
+type profileAnswer struct {
+	Status string `json:"status"` // scheduled, written, cancelled
+	rows.ProfileWindow
 }
 
 func profileError(err error) *api.Error {

@@ -26,7 +26,9 @@ func (f *fakeProfiler) StartProfile(_ context.Context, r rows.ProfileRequest) (r
 	return rows.ProfileWindow{StartIter: 8, Files: []string{"a.json"}}, f.err
 }
 
-func (f *fakeProfiler) StopProfile(context.Context) ([]string, error) { return f.files, f.err }
+func (f *fakeProfiler) StopProfile(context.Context) (rows.ProfileWindow, error) {
+	return rows.ProfileWindow{StartIter: 8, Files: f.files}, f.err
+}
 
 func TestProfilesAreStartedAndStoppedOverHTTP(t *testing.T) {
 	for _, tt := range []struct {

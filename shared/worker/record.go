@@ -45,8 +45,11 @@ func (a *attempt) fill() {
 	s.AdmittedNS, s.HeadersSentNS = stamp(a.leg.admitted), stamp(a.leg.flushed)
 	s.FirstTokenNS, s.LastTokenNS, s.FirstTokenSentNS = stamp(a.firstNS), stamp(a.lastNS), stamp(a.sentNS)
 	rec.Tokens = phase.Tokens{Prompt: len(a.leg.Request.Prompt), Output: max(0, a.tokens-a.leg.Taken)}
-	if a.done != nil {
+	switch {
+	case a.done != nil && a.done.Report.QueuedNS != 0:
 		a.fillReport(a.done.Report)
+	case a.leg.Held != nil: // the engine held a place for it, and it never started
+		a.fillReport(*a.leg.Held)
 	}
 	rec.Outcome, rec.FinishReason = phase.Finished, a.finish
 	if a.failure != nil {
