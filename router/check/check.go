@@ -136,8 +136,12 @@ func tokens(l *timeline.Line) string {
 	}
 	produced, nodes := 0, 0
 	given := map[int]int{} // by sub-request: what legs that were cut had given before
+	last := map[int]int{}  // by sub-request: the attempt whose tokens the client got
+	for _, a := range l.Attempts {
+		last[a.Sub] = max(last[a.Sub], a.Attempt)
+	}
 	for _, p := range l.Phases {
-		if p.Role == phase.Disagg || !finished(l, &p) {
+		if p.Role == phase.Disagg || !finished(l, &p) || p.Attempt != last[p.Sub] { // a prefill whose other leg failed is no part of the answer
 			continue
 		}
 		nodes++

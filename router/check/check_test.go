@@ -39,6 +39,16 @@ func TestEachRuleFindsItsFault(t *testing.T) {
 			l.Attempts = append(l.Attempts, timeline.Attempt{Role: phase.Gen, Node: "x", Outcome: phase.Failed})
 			l.Phases = append(l.Phases, timeline.Phase{Role: phase.Gen, Node: "x", Tokens: phase.Tokens{Output: 3}})
 		}, ""},
+		{"a prefill whose generation leg was lost, and another try", func(l *timeline.Line) {
+			for i := range l.Attempts {
+				l.Attempts[i].Attempt++
+			}
+			for i := range l.Phases {
+				l.Phases[i].Attempt++
+			}
+			l.Attempts = append(l.Attempts, timeline.Attempt{Role: phase.Ctx, Node: "y", Outcome: phase.Finished}, timeline.Attempt{Role: phase.Gen, Node: "z", Outcome: phase.Failed})
+			l.Phases = append(l.Phases, timeline.Phase{Role: phase.Ctx, Node: "y", Tokens: phase.Tokens{Output: 1}})
+		}, ""},
 		{"effect before cause", func(l *timeline.Line) { l.Violations = []timeline.Violation{{Cause: "x.a", Event: "y.b", ExcessNS: 7}} }, "y.b at 0 ns lies before its cause x.a"},
 		{"negative span", func(l *timeline.Line) { l.Spans[0].DurNS, l.Spans[1].DurNS, l.NegativeSpans = -5, 110, 1 }, "span a of  lasts -5 ns"},
 		{"negative, within its bound", func(l *timeline.Line) {
