@@ -159,7 +159,7 @@ func (p *Pool) Probed(b Probe, r Result) {
 	w.busy = false
 	switch {
 	case r.Busy:
-		w.nextNS = now + int64(busyRetry)
+		w.why, w.nextNS = r.Err.Error(), now+int64(busyRetry)
 	case r.Err != nil:
 		p.counts.probes[0]++
 		w.state, w.why, w.atNS, w.probeNS = Refused, r.Err.Error(), now, r.TookNS
@@ -205,14 +205,15 @@ func (p *Pool) unprove(m *member) {
 
 // PairStatus is one pair as /cluster shows it.
 type PairStatus struct {
-	Ctx, Gen  string // Ctx is "" for a node alone
-	State     QualState
-	Why       string // of Refused
-	AgeNS     *int64 // since the last probe; nil: none
-	ProbeNS   *int64
-	CostNS    *int64 // time that a client waits for the hand-over after prefill; nil: not measured
-	BytesPerS *int64 // nil: not measured
-	Samples   int64  // hand-overs measured
+	Ctx       string    `json:"ctx,omitempty"` // absent: a node alone
+	Gen       string    `json:"gen"`
+	State     QualState `json:"state"`
+	Why       string    `json:"why,omitempty"` // it is not qualified
+	AgeNS     *int64    `json:"age_ns"`        // since the last probe; null: none has ended
+	ProbeNS   *int64    `json:"probe_ns"`
+	CostNS    *int64    `json:"handover_ns"` // what a client waits for the hand-over after prefill; null: not measured
+	BytesPerS *int64    `json:"bytes_per_s"` // of KV, as its receiver saw it; null: not measured
+	Samples   int64     `json:"handovers"`   // measured
 }
 
 // maxPairStatus bounds what /cluster shows.
@@ -234,7 +235,8 @@ func (p *Pool) Pairs() (list []PairStatus, total int) {
 	slices.SortFunc(list, func(a, b PairStatus) int {
 		return cmp.Or(cmp.Compare(a.Gen, b.Gen), cmp.Compare(a.Ctx, b.Ctx))
 	})
-	return list[:min(len(list), maxPairStatus)], len(list)
+	total = len(list)
+	return append([]PairStatus{}, list[:min(total, maxPairStatus)]...), total
 }
 
 func (w *pair) status(ctx, gen string, now int64) PairStatus {

@@ -2,7 +2,9 @@ package pool
 
 import (
 	"meridian.internal/router/place"
+	"meridian.internal/router/prefix"
 	"meridian.internal/shared/blockhash"
+	"meridian.internal/shared/node"
 )
 
 // Prefix names the blocks of a prompt for one checkpoint and block size.
@@ -52,4 +54,25 @@ func (p *Pool) blockSizes(model string) []Prefix {
 		}
 	}
 	return out
+}
+
+// Slot is where the index keeps the blocks of a node of the registry.
+func (p *Pool) Slot(role node.Role, name string) (slot prefix.Slot, url string, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m := p.members[key(role, name)]
+	if m == nil || m.slot == prefix.None {
+		return prefix.None, "", false
+	}
+	return m.slot, m.info.URL, true
+}
+
+// URLOf is where the node of a slot answers.
+func (p *Pool) URLOf(s prefix.Slot) (string, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if m := p.slots[s]; m != nil {
+		return m.info.URL, true
+	}
+	return "", false
 }

@@ -59,18 +59,18 @@ func (p *Pool) Source(model string) (hash, url string) {
 
 // Status is one member as /cluster shows it.
 type Status struct {
-	Info        node.Info
-	Static      bool
-	Foreign     bool
-	Healthy     bool
-	Qualified   bool   // a generation has gone through it
-	Why         string // it is not qualified, as far as is known
-	LoadAgeNS   *int64 // nil: no load was reported
-	LoadStale   bool   // it is too old to be believed
-	Reserved    int    // legs of this router
-	Unseen      int    // of these, legs that the load does not include yet
-	ElsewhereBy int    // legs of other routers that the load does not include yet
-	PrefillNS   *int64 // measured ns a prompt token; nil: not measured
+	Info           node.Info
+	Static         bool
+	Foreign        bool
+	Healthy        bool
+	Qualified      bool   // a generation has gone through it
+	Why            string // it is not qualified, as far as is known
+	LoadAgeNS      *int64 // nil: no load was reported
+	LoadStale      bool   // it is too old to be believed
+	Reserved       int    // legs of this router
+	Unseen         int    // of these, legs that the load does not include yet
+	OthersReserved int    // legs of other routers that the load does not include yet
+	PrefillNS      *int64 // measured ns a prompt token; nil: not measured
 }
 
 // Snapshot lists the members, sorted by role and name.
@@ -82,7 +82,7 @@ func (p *Pool) Snapshot() []Status {
 	for _, m := range p.members {
 		s := Status{
 			Info: m.info, Static: m.static, Foreign: m.foreign, Healthy: m.healthy, Qualified: m.proven, Reserved: m.all.CtxLegs + m.all.GenLegs,
-			Unseen: m.unreported().CtxLegs + m.unreported().GenLegs, ElsewhereBy: m.others.CtxLegs + m.others.GenLegs, LoadStale: m.load.stale,
+			Unseen: m.unreported().CtxLegs + m.unreported().GenLegs, OthersReserved: m.others.CtxLegs + m.others.GenLegs, LoadStale: m.load.stale,
 		}
 		if m.load.known {
 			age, l := now-m.load.atNS, m.load.Load

@@ -48,18 +48,24 @@ func (p *Proxy) models(c echo.Context) error {
 
 // ClusterNode is one node as /cluster shows it.
 type ClusterNode struct {
-	Name     string        `json:"name"`
-	Role     string        `json:"role"`
-	URL      string        `json:"url"`
-	State    string        `json:"state"`
-	Static   bool          `json:"static"`
-	Foreign  bool          `json:"foreign"`
-	PID      int           `json:"pid,omitempty"`
-	Model    string        `json:"model,omitempty"`
-	Hash     string        `json:"model_hash,omitempty"`
-	Reserved int           `json:"reserved"` // legs of this router
-	Load     *ClusterLoad  `json:"load"`     // null: none was reported
-	Clock    *ClusterClock `json:"clock"`
+	Name     string `json:"name"`
+	Role     string `json:"role"`
+	URL      string `json:"url"`
+	State    string `json:"state"`
+	Static   bool   `json:"static"`
+	Foreign  bool   `json:"foreign"`
+	PID      int    `json:"pid,omitempty"`
+	Model    string `json:"model,omitempty"`
+	Hash     string `json:"model_hash,omitempty"`
+	Reserved int    `json:"reserved"` // legs of this router
+	// OthersReserved are legs of other routers that the load does not include yet.
+	OthersReserved int  `json:"others_reserved"`
+	Qualified      bool `json:"qualified"` // a generation has gone through it
+	// Why it is not qualified.
+	Why       string        `json:"why,omitempty"`
+	PrefillNS *int64        `json:"prefill_ns_per_token"` // measured; null: not yet
+	Load      *ClusterLoad  `json:"load"`                 // null: none was reported
+	Clock     *ClusterClock `json:"clock"`
 }
 
 type ClusterLoad struct {
@@ -69,6 +75,7 @@ type ClusterLoad struct {
 	KVUsedBlocks  int    `json:"kv_used_blocks"`
 	KVMaxBlocks   int    `json:"kv_max_blocks"`
 	AgeNS         *int64 `json:"age_ns"`
+	Stale         bool   `json:"stale"` // too old to be believed: what is reserved counts alone
 }
 
 // ClusterClock: offset = reference - local; null where no estimate is known.
@@ -84,6 +91,9 @@ type Cluster struct {
 	ClockID  clock.ID      `json:"clock_id"`
 	Schedule string        `json:"schedule"`
 	Nodes    []ClusterNode `json:"nodes"`
+	// Pairs are the ways through the cluster that were probed or measured, at most some hundred; PairsTotal counts all.
+	Pairs      []pool.PairStatus `json:"pairs"`
+	PairsTotal int               `json:"pairs_total"`
 }
 
 // Cluster says which nodes are known, with their load and clocks.
@@ -92,6 +102,7 @@ func (p *Proxy) Cluster() Cluster {
 	for _, st := range p.o.Pool.Snapshot() {
 		c.Nodes = append(c.Nodes, p.describe(st))
 	}
+	c.Pairs, c.PairsTotal = p.o.Pool.Pairs()
 	return c
 }
 
@@ -104,6 +115,7 @@ func (p *Proxy) describe(st pool.Status) ClusterNode {
 	n := ClusterNode{
 		Name: st.Info.Name, Role: string(st.Info.Role), URL: st.Info.URL, State: string(st.Info.State), Static: st.Static,
 		Foreign: st.Foreign, PID: st.Info.PID, Reserved: st.Reserved, Clock: &ClusterClock{State: "not_aligned"},
+		OthersReserved: st.OthersReserved, Qualified: st.Qualified, Why: st.Why, PrefillNS: st.PrefillNS,
 	}
 	if !st.Healthy {
 		n.State = "unhealthy"
@@ -114,7 +126,7 @@ func (p *Proxy) describe(st pool.Status) ClusterNode {
 	if l := st.Info.Load; l != nil {
 		n.Load = &ClusterLoad{
 			Running: l.Running, Waiting: l.Waiting, WaitingTokens: l.WaitingTokens,
-			KVUsedBlocks: l.KVUsedBlocks, KVMaxBlocks: l.KVMaxBlocks, AgeNS: st.LoadAgeNS,
+			KVUsedBlocks: l.KVUsedBlocks, KVMaxBlocks: l.KVMaxBlocks, AgeNS: st.LoadAgeNS, Stale: st.LoadStale,
 		}
 	}
 	e, ok := p.o.Estimate(st.Info)

@@ -52,3 +52,11 @@ func conversation(r *api.Request) string {
 	}
 	return id
 }
+
+// Serves tells whether requests of this router's schedule are served by one node: always, or where no pair is.
+func (p *Proxy) Serves() (aggregated, fallback bool) {
+	return p.o.Schedule == Aggregated, p.o.Schedule == Auto
+}
+
+// NextID mints a disagg_request_id.
+func (p *Proxy) NextID() int64 { return p.ids.next() }

@@ -7,6 +7,7 @@
 package bus
 
 import (
+	"strconv"
 	"strings"
 
 	"meridian.internal/shared/phase"
@@ -92,4 +93,28 @@ func Token(name string) string {
 
 func plainByte(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_'
+}
+
+// Name undoes Token; false where a token is none of its.
+func Name(token string) (string, bool) {
+	if !strings.Contains(token, "=") {
+		return token, token != ""
+	}
+	var b strings.Builder
+	for i := 0; i < len(token); i++ {
+		if token[i] != '=' {
+			b.WriteByte(token[i])
+			continue
+		}
+		if i+2 >= len(token) {
+			return "", false
+		}
+		v, err := strconv.ParseUint(token[i+1:i+3], 16, 8)
+		if err != nil {
+			return "", false
+		}
+		b.WriteByte(byte(v))
+		i += 2
+	}
+	return b.String(), true
 }

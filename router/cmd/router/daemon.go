@@ -19,9 +19,11 @@ import (
 	"meridian.internal/router/clocks"
 	"meridian.internal/router/export"
 	"meridian.internal/router/keys"
+	"meridian.internal/router/live"
 	"meridian.internal/router/pool"
 	"meridian.internal/router/prefix"
 	"meridian.internal/router/proxy"
+	"meridian.internal/router/qualify"
 	"meridian.internal/router/upstream"
 	"meridian.internal/router/web"
 	"meridian.internal/shared/bus"
@@ -43,6 +45,7 @@ type daemon struct {
 	registry *node.Registry
 	client   *upstream.Client
 	pool     *pool.Pool
+	listener *live.Listener // nil without NATS
 	clocks   *clocks.Book
 	lines    *lines
 	live     *export.Live // nil: no collector
@@ -112,7 +115,8 @@ func (d *daemon) openBus(ctx context.Context) (err error) {
 }
 
 func (d *daemon) openPool(context.Context) (err error) {
-	o := pool.Options{LocalMax: d.o.LocalPrefill, Index: prefix.New(0), Static: d.o.statics(), Now: d.steady.Now, Logger: d.log}
+	index := prefix.New(0)
+	o := pool.Options{LocalMax: d.o.LocalPrefill, Qualify: true, Index: index, Static: d.o.statics(), Now: d.steady.Now, Logger: d.log}
 	o.CtxPolicy, o.GenPolicy = d.o.policies()
 	o.Client = &http.Client{Transport: d.cluster.Transport(&http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute})}
 	if d.conn != nil {
@@ -126,6 +130,9 @@ func (d *daemon) openPool(context.Context) (err error) {
 	}
 	if d.conn != nil {
 		d.registry = node.NewRegistry(d.conn, d.log, d.pool.Apply)
+		d.listener = live.New(live.Options{
+			Router: d.o.Name, Epoch: func() string { return string(d.steady.ID()) }, Conn: d.conn, Pool: d.pool, Index: index, Client: o.Client, Logger: d.log,
+		})
 	}
 	return nil
 }
@@ -205,7 +212,7 @@ func (d *daemon) run(ctx context.Context) error {
 	inner, stop := context.WithCancel(base)
 	defer stop()
 	beside, watched := errgroup.WithContext(inner)
-	for _, f := range []func(context.Context) error{d.respond.Serve, d.pool.Run, d.clocks.Run, d.runRegistry, d.tokens.Run, d.runKeys, d.feed.Run} {
+	for _, f := range []func(context.Context) error{d.respond.Serve, d.pool.Run, d.clocks.Run, d.runRegistry, d.tokens.Run, d.runKeys, d.feed.Run, d.listen, d.runProbes} {
 		beside.Go(func() error { return f(inner) })
 	}
 	linesCtx, endLines := context.WithCancel(base)
@@ -246,6 +253,19 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	stop()
 	return errors.Join(fault, beside.Wait())
+}
+
+func (d *daemon) listen(ctx context.Context) error {
+	if d.listener == nil {
+		return nil
+	}
+	return d.listener.Run(ctx)
+}
+
+func (d *daemon) runProbes(ctx context.Context) error {
+	return qualify.New(qualify.Options{
+		Router: d.o.Name, Pool: d.pool, Client: d.client, Now: d.steady.Now, NextID: d.proxy.NextID, Schedule: d.proxy.Serves,
+	}).Run(ctx)
 }
 
 func (d *daemon) runRegistry(ctx context.Context) error {
