@@ -48,6 +48,9 @@ func RouterSubjects(router string) string { return "meridian.phase." + Token(rou
 // IterSubject is where node publishes its rows of iteration statistics, if it does. No stream keeps them.
 func IterSubject(node string) string { return "meridian.iter." + Token(node) }
 
+// IterSubjects are those of all nodes.
+const IterSubjects = "meridian.iter.*"
+
 // KVSubject is where node publishes its KV events, LoadSubject where it tells its load, ReserveSubject where a router tells
 // what it has reserved. No stream keeps any of them: what is lost is repaired by what comes later.
 func KVSubject(node string) string        { return "meridian.kv." + Token(node) }

@@ -212,7 +212,7 @@ func (d *daemon) run(ctx context.Context) error {
 	inner, stop := context.WithCancel(base)
 	defer stop()
 	beside, watched := errgroup.WithContext(inner)
-	for _, f := range []func(context.Context) error{d.respond.Serve, d.pool.Run, d.clocks.Run, d.runRegistry, d.tokens.Run, d.runKeys, d.feed.Run, d.listen, d.runProbes} {
+	for _, f := range []func(context.Context) error{d.respond.Serve, d.pool.Run, d.clocks.Run, d.runRegistry, d.tokens.Run, d.runKeys, d.feed.Run, d.listen, d.runProbes, d.runRows} {
 		beside.Go(func() error { return f(inner) })
 	}
 	linesCtx, endLines := context.WithCancel(base)

@@ -16,11 +16,10 @@ import (
 
 	"meridian.internal/router/jsonl"
 	"meridian.internal/router/rowcheck"
+	"meridian.internal/router/rowlog"
 	"meridian.internal/router/traces"
 	"meridian.internal/shared/serve"
 )
-
-const rowSuffix = ".rows.ndjson"
 
 type rowsCmd struct {
 	Node   []string      `arg:"" help:"URLs of nodes." name:"url"`
@@ -163,13 +162,7 @@ func (f *rowFile) create(row []byte) (err error) {
 		return fmt.Errorf("rows of %s name no node: %w", f.url, err)
 	}
 	f.node, f.clock = head.Node, head.Clock
-	name := strings.Map(func(r rune) rune {
-		if strings.ContainsRune(`/\: `, r) {
-			return '_'
-		}
-		return r
-	}, f.node+"-"+f.clock)
-	if f.file, err = os.Create(filepath.Join(f.dir, name+rowSuffix)); err != nil {
+	if f.file, err = os.Create(filepath.Join(f.dir, rowlog.Name(f.node, f.clock))); err != nil {
 		return fmt.Errorf("rows of %s: %w", f.node, err)
 	}
 	f.w = bufio.NewWriter(f.file)
@@ -215,7 +208,7 @@ func parseCounters(text string) map[string]float64 {
 // rowFiles splits arguments into files of rows and others, and adds those that lie beside the others.
 func rowFiles(args []string) (found, others []string, err error) {
 	for _, a := range args {
-		if strings.HasSuffix(a, rowSuffix) {
+		if strings.HasSuffix(a, rowlog.Suffix) {
 			found = append(found, a)
 			continue
 		}
@@ -224,7 +217,7 @@ func rowFiles(args []string) (found, others []string, err error) {
 		if info, err := os.Stat(a); err == nil && !info.IsDir() {
 			dir = filepath.Dir(a)
 		}
-		names, err := filepath.Glob(filepath.Join(dir, "*"+rowSuffix))
+		names, err := filepath.Glob(filepath.Join(dir, "*"+rowlog.Suffix))
 		if err != nil {
 			return nil, nil, fmt.Errorf("list %s: %w", dir, err)
 		}

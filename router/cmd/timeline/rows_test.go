@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"meridian.internal/router/rowlog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -60,7 +61,7 @@ func TestRowsAreFetchedAndChecked(t *testing.T) {
 		if err := errors.Join(f.read(t.Context()), f.read(t.Context()), f.read(t.Context()), f.finish(t.Context())); err != nil {
 			t.Fatal(err)
 		}
-		names, err := filepath.Glob(filepath.Join(dir, "*"+rowSuffix))
+		names, err := filepath.Glob(filepath.Join(dir, "*"+rowlog.Suffix))
 		if err != nil || len(names) != 1 || f.rows != 3 {
 			t.Fatalf("%v, %v, %d rows", names, err, f.rows)
 		}

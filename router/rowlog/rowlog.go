@@ -1,0 +1,190 @@
+// Package rowlog writes the rows of iteration statistics that nodes publish beside the timelines: a file for each process of
+// a node, TRACES/NODE-CLOCK.rows.ndjson, which timeline check holds against the requests. It owns these files and says
+// in them how many rows it missed; it asks nobody for them.
+//
+// One goroutine uses a Log.
+package rowlog
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"meridian.internal/router/rowcheck"
+	"meridian.internal/shared/jsonline"
+)
+
+// Suffix ends the name of a file of rows.
+const Suffix = ".rows.ndjson"
+
+// maxBytes bounds the file of one process: rows that come after are left out, and said to be.
+const maxBytes = 1 << 30
+
+// Name is the file of a node's process.
+func Name(node, clock string) string {
+	return strings.Map(func(r rune) rune {
+		if strings.ContainsRune(`/\: `, r) {
+			return '_'
+		}
+		return r
+	}, node+"-"+clock) + Suffix
+}
+
+// Log writes the rows of all nodes.
+type Log struct {
+	dir   string
+	log   *slog.Logger
+	files map[string]*file
+}
+
+type file struct {
+	f    *os.File // nil: it cannot be written, or is full
+	last int64    // number of the newest row in it
+	size int64
+}
+
+// New makes a log in a folder that exists.
+func New(dir string, log *slog.Logger) *Log {
+	return &Log{dir: dir, log: log, files: map[string]*file{}}
+}
+
+// Add writes a row as its node sent it.
+func (l *Log) Add(row []byte) {
+	h, err := headOf(row)
+	if err != nil {
+		l.log.Warn("row not written", "error", err)
+		return
+	}
+	name := Name(h.node, h.clock)
+	f := l.files[name]
+	if f == nil {
+		if f, err = open(filepath.Join(l.dir, name)); err != nil {
+			l.log.Warn("rows of a node are not written", "node", h.node, "error", err)
+			f = &file{} // do not try for every row
+		}
+		l.files[name] = f
+	}
+	if f.f == nil {
+		return
+	}
+	if err := f.add(h, row); err != nil {
+		l.log.Warn("rows of a node are no longer written", "node", h.node, "error", err)
+		f.close()
+	}
+}
+
+var errFull = errors.New("rowlog: the file is full")
+
+func (f *file) add(h head, row []byte) error {
+	var out []byte
+	switch missed := h.seq - f.last - 1; {
+	case missed < 0:
+		return nil // it is there already
+	case missed > 0 && f.last > 0:
+		out = rowcheck.AppendLost(out, h.node, h.clock, missed)
+	}
+	out = append(append(out, row...), '\n')
+	if f.size+int64(len(out)) > maxBytes {
+		return fmt.Errorf("%w: %d bytes", errFull, f.size)
+	}
+	n, err := f.f.Write(out)
+	f.size += int64(n)
+	if err != nil {
+		return fmt.Errorf("write rows: %w", err)
+	}
+	f.last = h.seq
+	return nil
+}
+
+// Close closes all files.
+func (l *Log) Close() {
+	for _, f := range l.files {
+		f.close()
+	}
+}
+
+func (f *file) close() {
+	if f.f != nil {
+		_ = f.f.Close() // every row was written by itself
+		f.f = nil
+	}
+}
+
+// open goes on with a file that a process before has begun: after its last whole row.
+func open(path string) (*file, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("open rows: %w", err)
+	}
+	out := &file{f: f}
+	if err := out.resume(); err != nil {
+		return nil, errors.Join(fmt.Errorf("go on with rows in %s: %w", path, err), f.Close())
+	}
+	return out, nil
+}
+
+// tailBytes holds a row, also one with the states of many requests.
+const tailBytes = 4 << 20
+
+func (f *file) resume() error {
+	info, err := f.f.Stat()
+	if err != nil {
+		return err
+	}
+	from := max(info.Size()-tailBytes, 0)
+	tail := make([]byte, info.Size()-from)
+	if _, err := f.f.ReadAt(tail, from); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	whole := bytes.LastIndexByte(tail, '\n') + 1
+	f.size = from + int64(whole)
+	if err := f.f.Truncate(f.size); err != nil {
+		return err
+	}
+	if _, err := f.f.Seek(f.size, io.SeekStart); err != nil {
+		return err
+	}
+	for line := range bytes.Lines(tail[:whole]) {
+		if h, err := headOf(line); err == nil {
+			f.last = h.seq
+		}
+	}
+	return nil
+}
+
+// head is what a row says of itself first.
+type head struct {
+	node, clock string
+	seq         int64
+}
+
+var errNoRow = errors.New("rowlog: no row")
+
+// headOf reads the first keys of a row.
+func headOf(row []byte) (h head, err error) {
+	r := jsonline.NewReader(string(row[:min(len(row), 1<<10)]))
+	if r.Object() {
+		for key, ok := r.Key(); ok && (h.node == "" || h.clock == "" || h.seq == 0); key, ok = r.Key() {
+			switch key {
+			case "node":
+				h.node = r.String()
+			case "clock_id":
+				h.clock = r.String()
+			case "seq":
+				h.seq = r.Int()
+			default:
+				r.Skip()
+			}
+		}
+	}
+	if h.node == "" || h.clock == "" || h.seq < 1 || !fs.ValidPath(Name(h.node, h.clock)) {
+		return h, fmt.Errorf("%w: node %q, clock %q, seq %d", errNoRow, h.node, h.clock, h.seq)
+	}
+	return h, nil
+}
