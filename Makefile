@@ -102,8 +102,8 @@ build-cuda: ## Build the nodes with the CUDA back end, and with NVML if there is
 test-gpu: ## Run the tests of the CUDA back end (skipped with the reason where there is no card)
 	$(GO) test -count=1 -tags cuda $(ARGS) ./gpu/cuda/... ./gpu/device/...
 
-bench-gpu: ## Print the times of decode and prefill on the card, against the floor of memory
-	$(GO) test -tags cuda -run '^$$' -bench Device -benchtime 5x -v $(ARGS) ./gpu/cuda
+bench-gpu: ## Print the table of times on the card, against floors, goals and (MERIDIAN_TRANSFORMERS=python3) Hugging Face transformers
+	$(GO) test -tags cuda -run '^$$' -bench Table -benchtime 1x $(ARGS) ./gpu/cuda
 
 clean: ## Remove what was built
 	rm -rf $(BIN)

@@ -99,7 +99,7 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 	d.Routes().DELETE("/kv/:id", p.release)
 	return d.Run(ctx, worker.Parts{
 		Face: worker.Options{
-			Model: modelOf(dev, c.Device.MaxBatchSize), Tokenizer: dev.Tokenizer, Kind: device.Kind,
+			Model: modelOf(dev, c.Device.MaxBatchSize), Tokenizer: dev.Tokenizer, Kind: device.Kind, CardClock: dev.CardClock,
 			Aggregated: p.Aggregated, Context: p.Context, KVAddr: p.Endpoint,
 		},
 		Engine: dev.Engine, ClockAddr: clockUDP.Advertised(d.Host),

@@ -88,6 +88,9 @@ func (c *Cluster) node(kind, name, listen string, args ...string) *Process {
 	if c.cfg.Device != "" {
 		args = append(args, "--device", c.cfg.Device)
 	}
+	if c.cfg.Device == "cuda" {
+		kind += "-cuda" // a build of its own: it needs the system's C library
+	}
 	place := c.cfg.Places[name]
 	p := c.process(kind, name, listen, slices.Concat(args, c.cfg.NodeArgs, place.Args)...)
 	p.enter = c.net.enter(name, place)

@@ -94,7 +94,7 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 	}}
 	return d.Run(ctx, worker.Parts{
 		Face: worker.Options{
-			Model: modelOf(dev, c.Device.MaxBatchSize), Tokenizer: dev.Tokenizer, Kind: device.Kind,
+			Model: modelOf(dev, c.Device.MaxBatchSize), Tokenizer: dev.Tokenizer, Kind: device.Kind, CardClock: dev.CardClock,
 			Aggregated: g.Aggregated, Generation: g.Generation,
 		},
 		Engine: dev.Engine, ClockAddr: clockUDP.Advertised(d.Host), Beside: beside,

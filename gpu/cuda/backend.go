@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 
@@ -25,6 +26,8 @@ type Options struct {
 	Stage          backend.Stage // layers to own; default: all of the model
 	Deterministic  bool          // float32 and sums that do not depend on the batch, at a fraction of the speed
 	CacheDir       string        // folder of compiled kernels; "": they are compiled at each start
+	MaxTokens      int           // query tokens of a step, for which memory is set aside; default 2048
+	MemoryFraction float64       // of the card's memory, for all that this back end holds; KV gets what is left. 0: see KVBlocks
 	Now            func() int64  // the process's steady clock in ns; must be given
 }
 
@@ -36,6 +39,7 @@ type Backend struct {
 	copies [2]*queue[copyJob] // out, in
 	now    func() int64
 	ended  sync.WaitGroup
+	clock  cardClock
 	mu     sync.Mutex // guards err
 	err    error      // of freeing the device
 }
@@ -74,7 +78,14 @@ func New(m *model.Model, o Options) (*Backend, error) {
 func describe(m *model.Model, o *Options) (backend.Info, error) {
 	c := &m.Config
 	o.TokensPerBlock = cmp.Or(o.TokensPerBlock, 32)
-	if o.TokensPerBlock > 0 {
+	o.MaxTokens = cmp.Or(o.MaxTokens, 2048)
+	if o.MemoryFraction < 0 || o.MemoryFraction > 1 {
+		return backend.Info{}, fmt.Errorf("cuda: option MemoryFraction is %g; must be from 0 to 1", o.MemoryFraction)
+	}
+	if o.MemoryFraction > 0 && o.KVBlocks > 0 {
+		return backend.Info{}, fmt.Errorf("cuda: options MemoryFraction is %g and KVBlocks %d; give one of them", o.MemoryFraction, o.KVBlocks)
+	}
+	if o.TokensPerBlock > 0 && o.MemoryFraction == 0 {
 		o.KVBlocks = cmp.Or(o.KVBlocks, 2*((c.ContextLen+o.TokensPerBlock-1)/o.TokensPerBlock))
 	}
 	o.MaxSlots = cmp.Or(o.MaxSlots, 64)
@@ -84,7 +95,7 @@ func describe(m *model.Model, o *Options) (backend.Info, error) {
 	for _, f := range []struct {
 		name  string
 		value int
-	}{{"TokensPerBlock", o.TokensPerBlock}, {"KVBlocks", o.KVBlocks}, {"MaxSlots", o.MaxSlots}} {
+	}{{"TokensPerBlock", o.TokensPerBlock}, {"KVBlocks", max(o.KVBlocks, int(math.Ceil(o.MemoryFraction)))}, {"MaxSlots", o.MaxSlots}, {"MaxTokens", o.MaxTokens}} {
 		if f.value < 1 {
 			return backend.Info{}, fmt.Errorf("cuda: option %s is %d; must be at least 1", f.name, f.value)
 		}
@@ -163,12 +174,21 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 		opened <- err
 		return
 	}
-	d, err := newDevice(c, m, b.info, o.CacheDir, b.now)
+	d, err := newDevice(c, m, b.info, o, b.now)
 	if err != nil {
 		opened <- fmt.Errorf("%s: %w", c.name, errors.Join(err, c.close()))
 		return
 	}
-	b.card = c.name
+	b.card, b.info = c.name, d.info
+	b.clock.id = cardID(c.uuid)
+	asked, closing := make(chan error, 1), make(chan struct{})
+	var asking sync.WaitGroup
+	asking.Go(func() { b.ask(c, d.kernels, asked, closing) })
+	if err := <-asked; err != nil {
+		asking.Wait()
+		opened <- fmt.Errorf("%s: ask its clock: %w", c.name, errors.Join(err, d.close(), c.close()))
+		return
+	}
 	ready, queued := make(chan *flight, flights), make(chan *flight, flights)
 	for range flights {
 		f, err := newFlight(c)
@@ -192,6 +212,8 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 	}
 	close(queued)
 	kin.Wait()
+	close(closing)
+	asking.Wait()
 	close(ready)
 	errs := []error{}
 	for f := range ready {
@@ -206,7 +228,7 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 func (b *Backend) finish(c *context, ready chan<- *flight, queued <-chan *flight) {
 	runtime.LockOSThread()
 	err := c.current()
-	clock := &clock{now: b.now}
+	clock := &stamper{now: b.now, clock: &b.clock}
 	for f := range queued {
 		f.err = firstOf(f.err, err)
 		f.finish(b.info, clock)

@@ -3,6 +3,9 @@
 package cuda
 
 import (
+	"fmt"
+	"unsafe"
+
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/model"
 	"meridian.internal/shared/infer"
@@ -39,7 +42,6 @@ type device struct {
 	work         buffer // (entries, vocab) float32
 	squares      buffer // (rows, hidden / 16) float32, of the fused products
 	peaks        buffer // (wanted, slices) of 8 bytes
-	results      buffer // three stamps and a pad, then (wanted) tokens
 	logprobs     buffer // (wanted, 1 + maxTop, 2)
 }
 
@@ -61,12 +63,12 @@ func (d *device) blockBytes() int {
 	return d.info.KVBytes(d.info.Stage.First, d.info.Stage.End) * d.info.TokensPerBlock
 }
 
-func newDevice(c *context, m *model.Model, info backend.Info, cacheDir string, now func() int64) (*device, error) {
+func newDevice(c *context, m *model.Model, info backend.Info, o Options, now func() int64) (*device, error) {
 	s, err := c.newStream()
 	if err != nil {
 		return nil, err
 	}
-	k, err := c.load(&m.Config, info, cacheDir)
+	k, err := c.load(&m.Config, info, o.CacheDir)
 	if err != nil {
 		return nil, err
 	}
@@ -81,6 +83,12 @@ func newDevice(c *context, m *model.Model, info backend.Info, cacheDir string, n
 	}
 	if d.weights, err = loadWeights(s, m, info.Stage.First, info.Stage.End, d.bf16); err != nil {
 		return nil, err
+	}
+	if o.MemoryFraction > 0 {
+		if err := d.fit(o); err != nil {
+			return nil, err
+		}
+		info = d.info
 	}
 	for _, f := range []struct {
 		to *address
@@ -98,6 +106,40 @@ func newDevice(c *context, m *model.Model, info backend.Info, cacheDir string, n
 	return d, s.wait()
 }
 
+// fit sets aside what a step of MaxTokens needs, and counts the KV blocks that fit into the rest of the card's part.
+func (d *device) fit(o Options) error {
+	d.desc.words = make([]int32, 1<<16)
+	if err := d.reserve(o.MaxTokens, d.info.MaxSlots, d.info.MaxSlots); err != nil {
+		return err
+	}
+	var free, total uint64
+	if err := d.do("cuMemGetInfo_v2", uintptr(unsafe.Pointer(&free)), uintptr(unsafe.Pointer(&total))); err != nil {
+		return err
+	}
+	held := d.weights.bytes + 4*d.info.MaxSlots*(d.info.Vocab+1) + blasWorkspace + contextBytes
+	for _, b := range d.buffers() {
+		held += b.size
+	}
+	room := min(int(o.MemoryFraction*float64(total))-held, int(free)-marginBytes)
+	d.info.KVBlocks = room / d.blockBytes()
+	if need := (d.info.ContextLen + d.info.TokensPerBlock - 1) / d.info.TokensPerBlock; d.info.KVBlocks < need {
+		return fmt.Errorf("memory fraction %g of %d bytes, of which %d are free: %d are left for KV after %d for model and activations; one context of %d tokens needs %d",
+			o.MemoryFraction, total, free, max(room, 0), held, d.info.ContextLen, need*d.blockBytes())
+	}
+	return nil
+}
+
+const (
+	contextBytes = 600 << 20 // what the driver and the libraries hold for a process, about
+	marginBytes  = 256 << 20 // that stay free on the card
+)
+
+func (d *device) buffers() []*buffer {
+	return []*buffer{
+		&d.meta, &d.hidden, &d.normed, &d.qkv, &d.mixed, &d.gateUp, &d.gated, &d.partial, &d.logits, &d.work, &d.squares, &d.peaks, &d.logprobs,
+	}
+}
+
 // reserve makes room for the described step. Buffers that move leave graphs behind that know their old place.
 func (d *device) reserve(rows, wanted, entries int) error {
 	c, e := d.config, d.elementSize()
@@ -110,7 +152,7 @@ func (d *device) reserve(rows, wanted, entries int) error {
 		{&d.hidden, 4 * rows * c.Hidden}, {&d.normed, e * max(rows, wanted, maxThin) * c.Hidden}, {&d.qkv, e * rows * qkv},
 		{&d.mixed, e * rows * c.Heads * c.HeadSize}, {&d.gateUp, e * rows * 2 * c.Intermediate},
 		{&d.gated, e * rows * c.Intermediate}, {&d.partial, 4 * min(rows, maxGraphRows) * c.Heads * maxSplits * (c.HeadSize + 2)},
-		{&d.logits, 4 * wanted * c.Vocab}, {&d.work, 4 * entries * c.Vocab}, {&d.squares, 4 * maxThin * c.Hidden / 16}, {&d.peaks, 8 * peakSlices * wanted}, {&d.results, resultsHead + 4*wanted},
+		{&d.logits, 4 * wanted * c.Vocab}, {&d.work, 4 * entries * c.Vocab}, {&d.squares, 4 * maxThin * c.Hidden / 16}, {&d.peaks, 8 * peakSlices * wanted},
 		{&d.logprobs, logprobSize * wanted},
 	}
 	grows := false
@@ -144,9 +186,7 @@ func (d *device) dropGraphs() {
 // close frees what the device holds; nothing is queued any more.
 func (d *device) close() error {
 	d.dropGraphs()
-	for _, b := range []*buffer{
-		&d.meta, &d.hidden, &d.normed, &d.qkv, &d.mixed, &d.gateUp, &d.gated, &d.partial, &d.logits, &d.work, &d.squares, &d.peaks, &d.results, &d.logprobs,
-	} {
+	for _, b := range d.buffers() {
 		d.keep(d.free(b.at))
 	}
 	for _, a := range append(d.fixed, d.weights.all...) {

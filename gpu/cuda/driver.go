@@ -59,7 +59,7 @@ var driverCalls = []string{
 	"cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuGraphExecDestroy", "cuGraphDestroy",
 	"cuEventCreate", "cuEventDestroy_v2", "cuEventRecord", "cuEventSynchronize",
 	"cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernelEx",
-	"cuEventElapsedTime",
+	"cuEventElapsedTime", "cuEventRecordWithFlags", "cuDeviceGetUuid_v2",
 }
 
 func openDriver() (*driver, error) {
@@ -104,6 +104,7 @@ type context struct {
 	handle uintptr
 	arch   int // compute capability times 10
 	cores  int // multiprocessors
+	uuid   [16]byte
 	name   string
 }
 
@@ -128,6 +129,7 @@ func openContext(gpu int) (*context, error) {
 		d.do("cuDeviceGetAttribute", uintptr(unsafe.Pointer(&major)), attributeMajor, uintptr(c.device)),
 		d.do("cuDeviceGetAttribute", uintptr(unsafe.Pointer(&minor)), attributeMinor, uintptr(c.device)),
 		d.do("cuDeviceGetAttribute", uintptr(unsafe.Pointer(&cores)), attributeCores, uintptr(c.device)),
+		d.do("cuDeviceGetUuid_v2", uintptr(unsafe.Pointer(&c.uuid[0])), uintptr(c.device)),
 		d.do("cuDeviceGetName", uintptr(unsafe.Pointer(&name[0])), uintptr(len(name)), uintptr(c.device)),
 	} {
 		if err != nil {

@@ -10,6 +10,7 @@ type pass struct {
 	untiled, tiles        int
 	graph                 bool // one row an entry, in a graph: KV of earlier positions is there before the step
 	splits                int
+	marks                 *[3]event
 	layerDone             func(layer int) error // nil: nobody waits for single layers
 }
 
@@ -38,20 +39,26 @@ func (d *device) forward(p pass) {
 
 // choose samples.
 func (d *device) choose(p pass) {
-	d.overlap = d.arch >= 90
-	defer func() { d.overlap = false }()
-	d.stamp(1)
+	d.mark(p.marks, 1)
 	if d.samples() && p.wanted > 0 {
 		meta := uint64(d.meta.at)
 		d.launch("peaks", grid{x: p.wanted, y: peakSlices, threads: 256}, meta, uint64(d.logits.at), uint64(d.peaks.at))
 		d.launch("choose", grid{x: p.entries, threads: 1024}, meta, uint64(d.logits.at), uint64(d.peaks.at), uint64(d.work.at), uint64(d.counts),
-			uint64(d.last), uint64(d.results.at)+resultsHead, uint64(d.logprobs.at))
+			uint64(d.last), uint64(d.logprobs.at))
 	}
 	d.stamp(2)
 }
 
+// mark notes a time of the step twice: by the card's clock, and by an event.
+func (d *device) mark(marks *[3]event, i int) {
+	d.stamp(i)
+	if d.err == nil {
+		d.keep(d.recordOutside(marks[i]))
+	}
+}
+
 func (d *device) stamp(i int) {
-	d.launch("stamp", grid{threads: 1}, uint64(d.results.at)+uint64(8*i))
+	d.launch("stamp", grid{threads: 1}, uint64(d.meta.at), number(i))
 }
 
 func (d *device) norm(rows int, weight address, picked bool) {
@@ -160,7 +167,11 @@ func (d *device) product(rows int, w matrix, p product) {
 const maxGraphRows = 512
 
 // graphKey names a captured decode step.
-type graphKey struct{ rows, splits int }
+// The events of its step are part of it.
+type graphKey struct {
+	rows, splits int
+	forwardEnd   event
+}
 
 // bucket is the number of rows of the graph that runs a batch: powers of two up to 8, then multiples of 8, 16 and 32.
 func bucket(rows int) int {
@@ -194,7 +205,7 @@ func (d *device) splits(rows, longest int) int {
 
 // decode runs a step of one row an entry through a graph, which is captured when it is first needed.
 func (d *device) decode(p pass) error {
-	key := graphKey{p.rows, p.splits}
+	key := graphKey{p.rows, p.splits, p.marks[1]}
 	g, ok := d.graphs[key]
 	if !ok {
 		if err := d.tune(p.rows); err != nil {
@@ -220,7 +231,10 @@ func (s *stream) capture(f func() error) (graph uintptr, err error) {
 	if err := s.do("cuStreamBeginCapture_v2", s.handle, relaxed); err != nil {
 		return 0, err
 	}
-	if err := firstOf(f(), s.do("cuStreamEndCapture", s.handle, uintptr(unsafe.Pointer(&captured)))); err != nil {
+	s.capturing = true
+	err = f()
+	s.capturing = false
+	if err := firstOf(err, s.do("cuStreamEndCapture", s.handle, uintptr(unsafe.Pointer(&captured)))); err != nil {
 		return 0, err
 	}
 	if err := s.do("cuGraphInstantiateWithFlags", uintptr(unsafe.Pointer(&graph)), captured, 0); err != nil {

@@ -13,13 +13,17 @@ import (
 // TestStampsStayBetweenQueuingAndTheHostsSight: a step cannot begin before it was queued nor end after the host saw its end.
 func TestStampsStayBetweenQueuingAndTheHostsSight(t *testing.T) {
 	var seen int64
-	c := &clock{now: func() int64 { return seen }}
-	const card = 1_000_000 // the card's clock is ahead, and gains 3 ns a step
+	var clock cardClock
+	c := &stamper{now: func() int64 { return seen }, clock: &clock}
+	const card = 1_000_000 // the card's clock is ahead
 	last := int64(0)
 	for i := range int64(1000) {
-		sent, drift := 100*i, 3*i
+		sent := 100 * i
+		if i == 10 {
+			clock.edge.add([]exchange{{ask: sent - 40, card: card + sent, answer: sent + 40}})
+		}
 		seen = sent + 80
-		s := c.stamps([]uint64{uint64(card + sent + 10 + drift), uint64(card + sent + 40 + drift), uint64(card + sent + 60 + drift)}, sent)
+		s := c.stamps([]uint64{uint64(card + sent + 10), uint64(card + sent + 40), uint64(card + sent + 60)}, sent)
 		if s.ForwardStartNS < max(sent, last) || s.ForwardEndNS < s.ForwardStartNS || s.SampleEndNS < s.ForwardEndNS || s.SampleEndNS > seen {
 			t.Fatalf("step %d, queued at %d and seen at %d, has %+v; the one before ended at %d", i, sent, seen, s, last)
 		}

@@ -89,7 +89,7 @@ func hopperShared(headSize int) int {
 func (f features) names(headSize int) map[string]int {
 	out := map[string]int{}
 	for _, name := range []string{
-		"stamp", "embed", "rmsNorm", "rope", "gated", "product", "moveKV", "copyBlocks", "attend", "combine", "peaks", "choose", "assign", "vector",
+		"stamp", "mailbox", "embed", "rmsNorm", "rope", "gated", "product", "moveKV", "copyBlocks", "attend", "combine", "peaks", "choose", "assign", "vector",
 	} {
 		out[name] = 0
 	}
@@ -167,7 +167,13 @@ func (c *context) load(m *model.Config, info backend.Info, cacheDir string) (*ke
 			return nil, fmt.Errorf("kernel %s: %w", name, err)
 		}
 		k.calls[name] = call
-		const maxDynamicShared = 8 // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+		const maxDynamicShared = 8    // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+		const carveout, most = 9, 100 // CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, %
+		// All kernels want the same split between cache and shared memory: a multiprocessor that changes it must be idle, and
+		// blocks of two kernels could not be on it together.
+		if err := c.do("cuFuncSetAttribute", call, carveout, most); err != nil {
+			return nil, fmt.Errorf("kernel %s: split of shared memory: %w", name, err)
+		}
 		if shared > 0 {
 			if err := c.do("cuFuncSetAttribute", call, maxDynamicShared, uintptr(shared)); err != nil {
 				return nil, fmt.Errorf("kernel %s: %d bytes of shared memory: %w", name, shared, err)

@@ -94,7 +94,8 @@ func words[E int32 | float32 | uint32 | uint64](b []byte) []E {
 // stream is an order of work on the card.
 type stream struct {
 	*context
-	handle uintptr
+	handle    uintptr
+	capturing bool // what is queued goes into a graph
 }
 
 func (c *context) newStream() (*stream, error) {
@@ -146,6 +147,15 @@ func (c *context) between(from, to event) (float32, error) {
 	var ms float32
 	err := c.do("cuEventElapsedTime", uintptr(unsafe.Pointer(&ms)), uintptr(from), uintptr(to))
 	return ms, err
+}
+
+// recordOutside records an event that others look at, also while the stream's work is captured into a graph.
+func (s *stream) recordOutside(e event) error {
+	const external = 1
+	if s.capturing {
+		return s.do("cuEventRecordWithFlags", uintptr(e), s.handle, external)
+	}
+	return s.record(e)
 }
 
 func (s *stream) record(e event) error { return s.do("cuEventRecord", uintptr(e), s.handle) }

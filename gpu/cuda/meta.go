@@ -18,6 +18,8 @@ const (
 	hWantedAt
 	hEntriesAt
 	hTilesAt
+	hResults // address of the results: low word, then high
+	hResultsHigh
 	hSize = 16
 )
 

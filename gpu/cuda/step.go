@@ -9,8 +9,9 @@ import (
 	"meridian.internal/shared/infer"
 )
 
-// flights is how many steps may be queued on the card.
-const flights = 4
+// flights is how many steps may be queued on the card. Each has a set of three events, so that there are two sets in turn;
+// the launcher gets one back when the finisher has read it.
+const flights = 2
 
 // flight is a step on the card. The launcher fills it, then the finisher owns it until it gives it back.
 type flight struct {
@@ -22,6 +23,7 @@ type flight struct {
 	results pinned
 	lps     pinned
 	hidden  pinned
+	marks   [3]event // forward start, forward end, sample end
 	done    event
 	layers  []event // recorded when KV of the layer is written; used ones come first
 	used    int
@@ -33,13 +35,18 @@ type flight struct {
 func newFlight(c *context) (*flight, error) {
 	f := &flight{context: c}
 	var err error
+	for i := range f.marks {
+		if f.marks[i], err = c.newTimer(); err != nil {
+			return f, err
+		}
+	}
 	f.done, err = c.newEvent()
 	return f, err
 }
 
 func (f *flight) close() error {
-	errs := []error{f.do("cuEventDestroy_v2", uintptr(f.done))}
-	for _, e := range f.layers {
+	errs := []error{}
+	for _, e := range append(append(f.layers, f.done), f.marks[:]...) {
 		errs = append(errs, f.do("cuEventDestroy_v2", uintptr(e)))
 	}
 	for _, p := range []*pinned{&f.meta, &f.results, &f.lps, &f.hidden} {
@@ -75,7 +82,7 @@ func (d *device) run(f *flight) error {
 // passOf is what to launch for the described step.
 func (d *device) passOf(f *flight) pass {
 	s := &d.desc
-	p := pass{rows: s.rows, wanted: s.wanted, entries: len(f.batch.Entries), untiled: s.untiled, tiles: s.tiles}
+	p := pass{marks: &f.marks, rows: s.rows, wanted: s.wanted, entries: len(f.batch.Entries), untiled: s.untiled, tiles: s.tiles}
 	if s.decode && s.rows <= maxGraphRows && d.samples() && d.info.Stage.First == 0 && s.rows > 0 && s.tiles == 0 {
 		n := bucket(s.rows)
 		p.rows, p.wanted, p.entries, p.untiled, p.graph = n, n, n, n, true
@@ -90,6 +97,10 @@ func (d *device) passOf(f *flight) pass {
 // send copies the description, and the hidden states of the stage before, to the card.
 func (d *device) send(f *flight) error {
 	n := 4 * len(d.desc.words)
+	if err := d.growPinned(&f.results, resultsHead+4*f.desc.wanted); err != nil {
+		return err
+	}
+	d.desc.words[hResults], d.desc.words[hResultsHigh] = int32(uint32(f.results.at)), int32(f.results.at>>32)
 	if err := d.growPinned(&f.meta, n+n/4); err != nil {
 		return err
 	}
@@ -111,7 +122,7 @@ func (d *device) send(f *flight) error {
 
 func (d *device) compute(f *flight, p pass) error {
 	meta := uint64(d.meta.at)
-	d.stamp(0)
+	d.mark(&f.marks, 0)
 	if n := d.desc.assigns; n > 0 {
 		d.launch("assign", grid{x: n, threads: 256}, meta, number(d.desc.assignAt), uint64(d.counts), uint64(d.last))
 	}
@@ -120,7 +131,7 @@ func (d *device) compute(f *flight, p pass) error {
 	}
 	switch {
 	case p.rows == 0:
-		d.stamp(1)
+		d.mark(&f.marks, 1)
 		d.stamp(2)
 	case d.desc.decode:
 		d.keep(d.decode(p))
@@ -129,6 +140,9 @@ func (d *device) compute(f *flight, p pass) error {
 			p.layerDone = func(int) error { return d.layerEvent(f) }
 		}
 		d.forward(p)
+	}
+	if d.err == nil {
+		d.keep(d.record(f.marks[2]))
 	}
 	return d.taken()
 }
@@ -149,12 +163,6 @@ func (d *device) layerEvent(f *flight) error {
 // fetch queues the copies of the results to the host.
 func (d *device) fetch(f *flight) error {
 	n := f.desc.wanted
-	if err := d.growPinned(&f.results, resultsHead+4*n); err != nil {
-		return err
-	}
-	if err := d.download(f.results.at, d.results.at, resultsHead+4*n); err != nil {
-		return err
-	}
 	f.tops = f.tops[:0]
 	for i := range f.batch.Entries {
 		s, top := &d.slots[f.batch.Entries[i].Slot], -1
@@ -180,7 +188,7 @@ func (d *device) fetch(f *flight) error {
 }
 
 // finish waits for a step and publishes it. It runs on the finisher's thread.
-func (f *flight) finish(info backend.Info, clock *clock) {
+func (f *flight) finish(info backend.Info, clock *stamper) {
 	s, done := f.step, f.batch.LayerDone
 	defer s.Finish()
 	if f.err != nil {
@@ -201,11 +209,28 @@ func (f *flight) finish(info backend.Info, clock *clock) {
 	if done != nil && f.used == 0 {
 		done(info.Stage.End)
 	}
-	s.Stamps = clock.stamps(words[uint64](f.results.bytes()[:24]), f.sentNS)
+	raw := words[uint64](f.results.bytes()[:24])
+	s.Stamps = clock.stamps(raw, f.sentNS)
+	if err := f.compare(raw, clock.clock); err != nil {
+		s.Err = fmt.Errorf("step %d: %w", s.Iter, err)
+		return
+	}
 	if info.Stage.End < info.Layers {
 		s.Hidden = append([]float32(nil), words[float32](f.hidden.bytes())[:f.desc.rows*info.Hidden]...)
 	}
 	s.Outputs = f.outputs(info.Stage.End == info.Layers)
+}
+
+// compare holds the step's events against its stamps.
+func (f *flight) compare(raw []uint64, clock *cardClock) error {
+	for i := range 2 {
+		ms, err := f.between(f.marks[i], f.marks[i+1])
+		if err != nil {
+			return err
+		}
+		clock.compare(int64(ms*1e6), int64(raw[i+1]-raw[i]))
+	}
+	return nil
 }
 
 // outputs sorts the tokens by entry. A position at which no token may be chosen ends its entry's list.

@@ -18,12 +18,12 @@ func (d *device) thin(p pass) {
 		late := l.qNorm != 0 && d.rotatesLate(p)
 		switch {
 		case l.qNorm != 0:
-			d.thinProduct("thinPlain", p, l.qkv, fused{x: d.normed.at, out: d.qkv.at, squares: d.squares.at})
+			d.thinProduct("thinPlain", p, l.qkv, fused{x: d.normed.at, out: d.qkv.at, squares: d.squares.at, ahead: l.gateUp})
 			if !late {
 				d.rope(i, p)
 			}
 		default:
-			d.thinProduct("thinRotate", p, l.qkv, fused{x: d.normed.at, a: l.qkvBias, b: d.kv, out: d.qkv.at, squares: d.squares.at, layer: i})
+			d.thinProduct("thinRotate", p, l.qkv, fused{x: d.normed.at, a: l.qkvBias, b: d.kv, out: d.qkv.at, squares: d.squares.at, layer: i, ahead: l.gateUp})
 		}
 		d.attention(i, l.window, p, late)
 		next := d.weights.norm
@@ -42,7 +42,12 @@ func (d *device) thin(p pass) {
 type fused struct {
 	x, a, b, out, squares address
 	layer                 int
+	ahead                 matrix // of gate and up: a part comes into the L2 cache while attention leaves memory idle
 }
+
+// aheadBytes is how much of gate, and as much of up, is fetched ahead: about what memory gives while the products of
+// attention run, and well below the L2 cache's size.
+const aheadBytes = 14 << 20
 
 func (d *device) thinProduct(kind string, p pass, w matrix, f fused) {
 	name := kind + "16"
@@ -53,6 +58,8 @@ func (d *device) thinProduct(kind string, p pass, w matrix, f fused) {
 	if blocks > 2*d.cores {
 		blocks = d.cores // each goes on to its next outputs, and leaves room for the blocks of the kernel behind
 	}
+	bytes := min(aheadBytes, f.ahead.n*f.ahead.k) // the first half, of two bytes each
 	d.launch(name, grid{x: blocks, threads: 256, shared: thinShared}, uint64(d.meta.at), uint64(f.x), uint64(w.at), number(w.n), number(w.k),
-		number(p.rows), uint64(f.squares), uint64(f.a), uint64(f.b), uint64(f.out), uint64(d.weights.turns), number(f.layer))
+		number(p.rows), uint64(f.squares), uint64(f.a), uint64(f.b), uint64(f.out), uint64(d.weights.turns), number(f.layer),
+		uint64(f.ahead.at), uint64(f.ahead.at)+uint64(f.ahead.n*f.ahead.k), number(bytes&^15))
 }

@@ -31,6 +31,7 @@ type weights struct {
 	layers      []layer
 	turns       address // (position, head size / 2) of (cos, sin) in float32
 	all         []address
+	bytes       int
 }
 
 // loader copies weights to the card through one pinned buffer, in pieces.
@@ -39,6 +40,7 @@ type loader struct {
 	stage pinned
 	bf16  bool
 	all   []address
+	bytes int
 	err   error
 }
 
@@ -68,7 +70,7 @@ func (l *loader) stack(tensors ...*model.Tensor) address {
 		l.err = err
 		return 0
 	}
-	l.all = append(l.all, at)
+	l.all, l.bytes = append(l.all, at), l.bytes+n*l.elementSize()
 	to := at
 	for _, t := range tensors {
 		if t != nil && l.err == nil {
@@ -156,7 +158,7 @@ func loadWeights(s *stream, m *model.Model, first, end int, bf16 bool) (*weights
 		}
 	}
 	w.turns = l.rotations(&m.Config)
-	w.all = l.all
+	w.all, w.bytes = l.all, l.bytes
 	return w, firstOf(l.err, s.freePinned(&l.stage))
 }
 
@@ -168,7 +170,7 @@ func (l *loader) rotations(c *model.Config) address {
 		l.err = firstOf(l.err, err)
 		return at
 	}
-	l.all = append(l.all, at)
+	l.all, l.bytes = append(l.all, at), l.bytes+c.ContextLen*len(freq)*8
 	to, out, per := at, words[float32](l.stage.bytes()), stageBytes/(8*len(freq))
 	for pos := 0; pos < c.ContextLen; {
 		n := 0

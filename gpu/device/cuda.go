@@ -3,17 +3,35 @@
 package device
 
 import (
+	"os"
+	"path/filepath"
+
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/cuda"
 	"meridian.internal/gpu/model"
+	"meridian.internal/shared/clock"
 )
 
 // cudaBuilt tells whether this program has the back end for NVIDIA cards. It is a build tag's matter because its binding
 // makes the program depend on the system's C library.
 const cudaBuilt = true
 
-func openCUDA(o Options, m *model.Model, blocks int, now func() int64) (backend.Backend, error) {
-	return cuda.New(m, cuda.Options{
-		GPU: o.GPU, TokensPerBlock: o.TokensPerBlock, KVBlocks: blocks, MaxSlots: o.MaxBatchSize, Deterministic: o.Deterministic, Now: now,
+func openCUDA(o Options, m *model.Model, blocks int, now func() int64) (backend.Backend, func() (clock.Estimate, bool), error) {
+	cache := o.KernelCache
+	if cache == "" {
+		if dir, err := os.UserCacheDir(); err == nil { // without a home folder nothing is kept
+			cache = filepath.Join(dir, "meridian", "kernels")
+		}
+	}
+	b, err := cuda.New(m, cuda.Options{
+		GPU: o.GPU, TokensPerBlock: o.TokensPerBlock, KVBlocks: blocks, MaxSlots: o.MaxBatchSize, MaxTokens: o.MaxNumTokens,
+		MemoryFraction: o.MemoryFraction, Deterministic: o.Deterministic, CacheDir: cache, Now: now,
 	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return b, func() (clock.Estimate, bool) {
+		s, ok := b.Clock()
+		return s.Estimate, ok
+	}, nil
 }

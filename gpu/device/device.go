@@ -13,6 +13,7 @@ import (
 	"meridian.internal/gpu/model"
 	"meridian.internal/gpu/profile"
 	"meridian.internal/gpu/sim"
+	"meridian.internal/shared/clock"
 	"meridian.internal/shared/token"
 )
 
@@ -23,6 +24,8 @@ type Device struct {
 	Tokenizer *token.Tokenizer
 	Engine    *engine.Engine
 	Info      backend.Info
+	// CardClock is what is known of the card's clock; nil where stamps are the process's own.
+	CardClock func() (clock.Estimate, bool)
 
 	backend backend.Backend
 	gpu     int // the card of --device cuda
@@ -62,7 +65,7 @@ func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) 
 	if err != nil {
 		return nil, err
 	}
-	if d.backend, err = openBackend(o, d.Model, blocks, now); err != nil {
+	if d.backend, d.CardClock, err = openBackend(o, d.Model, blocks, now); err != nil {
 		return nil, fmt.Errorf("--device %s: %w", o.Device, err)
 	}
 	d.Info = d.backend.Info()
@@ -81,10 +84,10 @@ func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) 
 	return d, nil
 }
 
-func openBackend(o Options, m *model.Model, blocks int, now func() int64) (backend.Backend, error) {
+func openBackend(o Options, m *model.Model, blocks int, now func() int64) (b backend.Backend, cardClock func() (clock.Estimate, bool), err error) {
 	if o.Device == "sim" {
 		c := o.Sim
-		return sim.New(sim.Config{
+		b, err = sim.New(sim.Config{
 			ModelHash: "sim-" + m.Hash, Layers: m.Config.Layers, KVHeads: m.Config.KVHeads, HeadSize: m.Config.HeadSize,
 			Vocab: m.Config.Vocab, ContextLen: m.Config.ContextLen, TokensPerBlock: o.TokensPerBlock, KVBlocks: blocks,
 			MaxSlots: o.MaxBatchSize, Shallow: c.Shallow, Now: now,
@@ -93,18 +96,20 @@ func openBackend(o Options, m *model.Model, blocks int, now func() int64) (backe
 				KVToken: float64(c.KVToken), CopyByte: c.CopyByte,
 			},
 		})
+		return b, nil, err
 	}
 	if o.Device == "cuda" {
 		return openCUDA(o, m, blocks, now)
 	}
-	return cpu.New(m, cpu.Options{
+	b, err = cpu.New(m, cpu.Options{
 		TokensPerBlock: o.TokensPerBlock, KVBlocks: blocks, MaxSlots: o.MaxBatchSize, Threads: o.Threads, Now: now,
 	})
+	return b, nil, err
 }
 
 // blocks is the number of KV blocks that the options ask for.
 func (o *Options) blocks(c *model.Config) (int, error) {
-	if o.KVBlocks > 0 {
+	if o.KVBlocks > 0 || o.MemoryFraction > 0 {
 		return o.KVBlocks, nil
 	}
 	element := 4 // bytes: KV is float32 but for the normal mode of cuda

@@ -38,6 +38,8 @@ func TestOptionsThatCannotBeAreRefusedByName(t *testing.T) {
 		{"--max-num-tokens 4: must be at least --max-batch-size", func(o *Options) { o.MaxNumTokens = 4 }},
 		{"--tokens-per-block -1", func(o *Options) { o.TokensPerBlock = -1 }},
 		{"give one of them", func(o *Options) { o.KVBlocks, o.KVMemory = 1, 1 }},
+		{"--gpu-memory-fraction 1.5: must be from 0 to 1", func(o *Options) { o.MemoryFraction = 1.5 }},
+		{"--gpu-memory-fraction 0.5: is for --device cuda", func(o *Options) { o.MemoryFraction = 0.5 }},
 		{"--kv-memory 5", func(o *Options) { o.KVMemory = 5 }},
 		{"--sim-*", func(o *Options) { o.Sim.Step = -1 }},
 		{`--model "/no/such/folder"`, func(o *Options) { o.Model = "/no/such/folder" }},

@@ -54,6 +54,7 @@ type Options struct {
 	Registry          *prometheus.Registry // nil: no metrics
 	Steady            *clock.Steady
 	Adjusted          *clock.Adjusted
+	CardClock         func() (clock.Estimate, bool) // of the device's clock to Steady; nil: it has none of its own
 	Logger            *slog.Logger
 	Version           string
 }

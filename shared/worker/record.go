@@ -15,6 +15,12 @@ func (n *Node) newRecord(o origin) *phase.Record {
 		Probe: o.probe, Style: "aggregated", Model: n.o.Model.Name,
 		Clocks: []phase.Clock{{ID: n.o.Steady.ID(), Kind: "mono"}},
 	}
+	if n.o.CardClock != nil {
+		if e, ok := n.o.CardClock(); ok {
+			e.Reference = n.o.Steady.ID()
+			rec.Clocks = append(rec.Clocks, phase.Clock{ID: e.Local, Kind: "gpu", Estimate: &e})
+		}
+	}
 	if ns, ok := n.o.Adjusted.Offset(o.receivedNS); ok {
 		rec.PushedOffsetNS = &ns
 	}

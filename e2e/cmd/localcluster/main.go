@@ -29,13 +29,16 @@ type layout struct {
 	Ctx       int                      `help:"Context nodes." default:"1"`
 	Gen       int                      `help:"Generation nodes." default:"1"`
 	Model     string                   `help:"Checkpoint folder; empty: the embedded model." placeholder:"DIR" type:"path"`
-	Device    string                   `help:"What the nodes compute with." enum:"cpu,sim" default:"cpu"`
+	Device    string                   `help:"What the nodes compute with: cpu, sim, or cuda (all on card 0; run: make build-cuda)." enum:"cpu,sim,cuda" default:"cpu"`
 	Traces    string                   `help:"Folder for timelines; empty: traces in the run folder." placeholder:"DIR" type:"path"`
 	TimeShift map[string]time.Duration `help:"Start a node under a clock that is ahead by whole seconds (a time namespace; needs root)." placeholder:"NODE=DURATION"`
 	Shuttle   map[string]string        `help:"Start a node behind a path of known delay to it and back, and jitter (a network namespace; needs root)." placeholder:"NODE=THERE/BACK[/JITTER]"`
 	NodeFlag  map[string]string        `help:"Further option of one node, as in gen0=--fault-clock-lie=1ms." placeholder:"NODE=FLAG"`
 	Dir       string                   `help:"Run folder for logs and state; empty: a new one for temporary files." placeholder:"DIR" type:"path"`
 }
+
+// cardShare is the part of a card's memory that the nodes of a cluster share equally.
+const cardShare = 0.9
 
 // config makes the run folder and the part of the configuration that all commands share.
 func (l layout) config(log *slog.Logger) (cluster.Config, error) {
@@ -63,8 +66,12 @@ func (l layout) config(log *slog.Logger) (cluster.Config, error) {
 	if err != nil {
 		return cluster.Config{}, err
 	}
+	var nodeArgs []string
+	if l.Device == "cuda" {
+		nodeArgs = []string{fmt.Sprintf("--gpu-memory-fraction=%.3f", cardShare/float64(l.Ctx+l.Gen))}
+	}
 	return cluster.Config{
-		Places: places, Bin: bin, Dir: dir, Traces: traces, Ctx: l.Ctx, Gen: l.Gen, Model: l.Model, Device: l.Device, Logger: log,
+		NodeArgs: nodeArgs, Places: places, Bin: bin, Dir: dir, Traces: traces, Ctx: l.Ctx, Gen: l.Gen, Model: l.Model, Device: l.Device, Logger: log,
 	}, nil
 }
 

@@ -71,7 +71,10 @@ func (v *verify) Run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	cfg.Schedules = styles()
-	cfg.NodeArgs = []string{fmt.Sprintf("--max-num-tokens=%d", chunkTokens)}
+	cfg.NodeArgs = append(cfg.NodeArgs, fmt.Sprintf("--max-num-tokens=%d", chunkTokens))
+	if v.Device == "cuda" {
+		cfg.NodeArgs = append(cfg.NodeArgs, "--deterministic") // the styles batch differently
+	}
 	if !v.PrefixReuse {
 		cfg.NodeArgs = append(cfg.NodeArgs, "--no-prefix-reuse")
 	}

@@ -28,7 +28,7 @@ __device__ __forceinline__ T narrow(float v) { return v; }
 #endif
 
 // The header of a step's description: all offsets in 4-byte words from its start.
-enum { H_ROWS, H_WANTED, H_ENTRIES, H_ROWS_AT, H_WANTED_AT, H_ENTRIES_AT, H_TILES_AT, H_SIZE = 16 };
+enum { H_ROWS, H_WANTED, H_ENTRIES, H_ROWS_AT, H_WANTED_AT, H_ENTRIES_AT, H_TILES_AT, H_RESULTS, H_RESULTS_HI, H_SIZE = 16 };
 
 // Row is one query token.
 // token < 0: the slot's last one; table: offset in words; tiled: the kernel prefill does its attention.
@@ -91,10 +91,34 @@ __device__ __forceinline__ float power(float v) {
   return r;
 }
 
-// stamp writes the card's clock into memory of the host.
-extern "C" __global__ void stamp(u64* out) {
-  BEGIN;
+__device__ __forceinline__ u64 timer() {
   u64 t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-  *out = t;
+  return t;
+}
+
+// results is memory of the host: three stamps and a pad, then the tokens by wanted row.
+__device__ __forceinline__ u64* results(const int* meta) { return (u64*)((u64)(u32)meta[H_RESULTS] | (u64)(u32)meta[H_RESULTS_HI] << 32); }
+
+// stamp writes the card's clock into memory of the host.
+extern "C" __global__ void stamp(const int* meta, int i) {
+  BEGIN;
+  results(meta)[i] = timer();
+}
+
+// mailbox answers questions about the card's clock until it has answered n or its time is over. box holds the number of the
+// newest question, that of the newest answer, the time of that answer, and at the end the number of the first question; 64
+// bytes apart, in memory of the host.
+extern "C" __global__ void mailbox(volatile u32* box, u32 seq, int n, int limit) {
+  u64 end = timer() + limit;
+  u32 first = seq + 1;
+  for (; n > 0; n--) {
+    while (box[0] != seq + 1 && timer() < end) {}
+    if (box[0] != seq + 1) break;
+    *(volatile u64*)(box + 32) = timer();
+    __threadfence_system();
+    box[16] = ++seq;
+  }
+  __threadfence_system();
+  box[48] = first;
 }

@@ -227,13 +227,14 @@ extern "C" __global__ void __launch_bounds__(256) peaks(const int* meta, const f
   if (threadIdx.x == 0) out[blockIdx.x * SLICES + blockIdx.y] = v;
 }
 
-// choose samples each wanted position of one entry in turn. tokens and lps are by wanted row; a token -1 says that none
+// choose samples each wanted position of one entry in turn. The results and lps are by wanted row; a token -1 says that none
 // may be chosen, and the positions behind it are -1 too. last is by slot, counts (slot, VOCAB), work (entry, VOCAB).
-extern "C" __global__ void __launch_bounds__(SAMPLERS) choose(const int* meta, const float* logits, const u64* peaks, float* works, int* counts, int* last, int* tokens, int* lps) {
+extern "C" __global__ void __launch_bounds__(SAMPLERS) choose(const int* meta, const float* logits, const u64* peaks, float* works, int* counts, int* last, int* lps) {
   BEGIN;
   if (blockIdx.x >= meta[H_ENTRIES]) return;
   const Entry* e = (const Entry*)(meta + meta[H_ENTRIES_AT]) + blockIdx.x;
   float* work = works + (size_t)blockIdx.x * VOCAB;
+  int* tokens = (int*)(results(meta) + 4);
   int* count = counts + (size_t)e->slot * VOCAB;
   bool failed = false;
   for (int k = 0; k < e->wanted; k++) {

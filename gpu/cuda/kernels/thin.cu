@@ -78,6 +78,8 @@ struct Thin {
   void* out;
   const float2* turns;
   int layer;
+  const T *ahead0, *ahead1;  // weights of a later product, aheadBytes each, that are to come into the L2 cache
+  int aheadBytes;
 };
 
 // finish* get the sums of one output (or pair) of one row.
@@ -100,10 +102,10 @@ __device__ __forceinline__ void finishRotate(const Thin& p, int tile, int m, int
   to[e + HS / 2] = narrow(hi);
 }
 
-// prefetchRow brings k elements into the L2 cache.
-__device__ __forceinline__ void prefetchRow(const T* row, int k) {
+// prefetch brings bytes, a multiple of 16, into the L2 cache.
+__device__ __forceinline__ void prefetch(const void* from, int bytes) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row), "r"(k * 2 & ~15));
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
 #endif
 }
 
@@ -121,14 +123,15 @@ template <int MT, int KIND> __device__ __forceinline__ void thin(const Thin& p) 
   if (warp * 64 >= p.k) r.tile = tiles;
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) r.next();
-#if __CUDA_ARCH__ >= 900
-  if (lane < 2) {  // what the ring does not hold comes into the L2 cache at least
-    for (int i = KIND == ADD ? 0 : 1; i < (KIND == ADD ? 1 : 3); i++) {
-      int tile = blockIdx.x + i * gridDim.x;
-      if (tile < tiles) prefetchRow(p.w + (size_t)sourceRow<KIND>(tile, warp + 8 * lane, p.n) * p.k, p.k);
-    }
+  if (KIND == ADD && lane < 2 && blockIdx.x < tiles) {  // of what the ring does not hold, as much as the L2 cache has room for
+    const int begun = (STAGES - 1) * WARPS * 64, room = (32 << 20) / 32 / gridDim.x & ~7;
+    const T* row = p.w + (size_t)sourceRow<KIND>(blockIdx.x, warp + 8 * lane, p.n) * p.k;
+    if (p.k > begun) prefetch(row + begun, min(p.k - begun, room) * 2);
   }
-#endif
+  if (p.aheadBytes > 0 && threadIdx.x < 2) {  // and for a product that comes later, while the memory has little to do
+    int share = (p.aheadBytes / gridDim.x + 15) & ~15, at = blockIdx.x * share;
+    if (at < p.aheadBytes) prefetch((const char*)(threadIdx.x ? p.ahead1 : p.ahead0) + at, min(share, p.aheadBytes - at));
+  }
   AFTER;
   int live = min(p.meta[H_ROWS], p.rows);
   const int pairs = KIND == ROTATE || KIND == GATE, each = pairs ? 8 : 16;
@@ -205,8 +208,9 @@ template <int MT, int KIND> __device__ __forceinline__ void thin(const Thin& p) 
 #define THIN(name, MT, KIND)                                                                                                     \
   extern "C" __global__ void __launch_bounds__(256, 2) name(const int* meta, const T* x, const T* w, int n, int k, int rows,      \
                                                             float* squares, const T* a, const T* b, void* out,                   \
-                                                            const float2* turns, int layer) {                                    \
-    thin<MT, KIND>(Thin{meta, x, w, n, k, rows, squares, a, b, out, turns, layer});                                               \
+                                                            const float2* turns, int layer, const T* ahead0, const T* ahead1,    \
+                                                            int aheadBytes) {                                                    \
+    thin<MT, KIND>(Thin{meta, x, w, n, k, rows, squares, a, b, out, turns, layer, ahead0, ahead1, aheadBytes});                   \
   }
 THIN(thinRotate8, 1, ROTATE)
 THIN(thinRotate16, 2, ROTATE)
