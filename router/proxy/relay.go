@@ -28,6 +28,7 @@ func (a *attempt) relay(ctx context.Context) *api.Error {
 }
 
 func (a *attempt) relayEvents(ctx context.Context) *api.Error {
+	a.open = nil // it is made again, should another attempt need it: a stream may be open for long
 	r := sse.NewReader(a.gen, maxEvent)
 	for {
 		ev, err := r.Next()
@@ -48,8 +49,9 @@ func (a *attempt) relayEvents(ctx context.Context) *api.Error {
 	}
 }
 
-// maxWaiting bounds what is kept for one write while more events are there already.
-const maxWaiting = 32 << 10
+// maxWaiting bounds what is kept for one write while more events are there already. With its last event it stays below the
+// 4 KiB that net/http's server keeps for a connection: more would cost it a second system call.
+const maxWaiting = 3400
 
 // goesOn tells whether the next event is there, or on its way through buffers of this process, so that it shares a write.
 func (a *attempt) goesOn(ready bool) bool {

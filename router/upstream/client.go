@@ -123,11 +123,14 @@ func (c *Client) Do(ctx context.Context, req *Request) (*Response, error) {
 	if small {
 		*buf = append(append(*buf, req.Body...), req.Tail...)
 	}
-	pieces := func() net.Buffers { // writing consumes them
+	send := func(cn *conn) error { // again on another connection, if need be
 		if small {
-			return net.Buffers{*buf}
+			_, err := cn.Write(*buf)
+			return err
 		}
-		return net.Buffers{*buf, req.Body, req.Tail}
+		pieces := net.Buffers{*buf, req.Body, req.Tail} // writing consumes them
+		_, err := pieces.WriteTo(cn.Conn)
+		return err
 	}
 	for {
 		cn := c.take(u.Scheme + "://" + u.Host)
@@ -136,7 +139,7 @@ func (c *Client) Do(ctx context.Context, req *Request) (*Response, error) {
 				return nil, fmt.Errorf("%w: dial %s: %w", ErrNotSent, u.Host, withCause(ctx, err))
 			}
 		}
-		res, err := c.exchange(ctx, cn, pieces())
+		res, err := c.exchange(ctx, cn, send)
 		if err == nil {
 			return res, nil
 		}
@@ -210,14 +213,14 @@ var (
 	errNoAnswer   = errors.New("connection closed before an answer")
 )
 
-func (c *Client) exchange(ctx context.Context, cn *conn, request net.Buffers) (*Response, error) {
+func (c *Client) exchange(ctx context.Context, cn *conn, send func(*conn) error) (*Response, error) {
 	stop := context.AfterFunc(ctx, func() { _ = cn.Close() })
 	fail := func(err error) (*Response, error) {
 		stop()
 		_ = cn.Close()
 		return nil, err
 	}
-	if _, err := request.WriteTo(cn.Conn); err != nil {
+	if err := send(cn); err != nil {
 		return fail(fmt.Errorf("%w: %w", errNotWritten, err))
 	}
 	if _, err := cn.r.Peek(1); err != nil {

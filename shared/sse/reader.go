@@ -13,7 +13,7 @@ import (
 var ErrTooLong = errors.New("sse: event too long")
 
 const (
-	startBuffer  = 4 << 10
+	startBuffer  = 1 << 10 // an open stream keeps it; larger events make it grow
 	defaultLimit = 1 << 20
 )
 
