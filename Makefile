@@ -16,7 +16,7 @@ RACE     := ./shared/... ./clocksync/service/... ./clocksync/track/... ./clocksy
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race lint fmt standalone fuzz bench bench-router bench-openblas clock-truth clock-soak demo verify e2e images build-cuda test-gpu bench-gpu golden chaos clean bench-accounting
+.PHONY: help build test race lint fmt standalone fuzz bench bench-router bench-openblas clock-truth clock-soak demo verify e2e images build-cuda images-cuda test-gpu bench-gpu golden chaos clean bench-accounting
 
 help: ## Say what the targets do
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk 'BEGIN {FS = ":.*## "} {printf "  make %-14s %s\n", $$1, $$2}'
@@ -98,6 +98,9 @@ build-cuda: ## Build the nodes with the CUDA back end, and with NVML if there is
 	@if command -v $${CC:-cc} >/dev/null; then export CGO_ENABLED=1 CGO_CFLAGS="-O2 -Wno-deprecated-declarations"; \
 	else echo "no C compiler ($${CC:-cc}): the nodes will not read power, energy and clocks of the card (NVML)"; fi; \
 	for n in ctxnode gennode; do $(GO) build -trimpath -tags cuda -o $(BIN)/$$n-cuda ./$$n/cmd/$$n || exit 1; done
+
+images-cuda: build-cuda ## Build the images of the CUDA nodes (their base image is pulled)
+	for n in ctxnode gennode; do docker build -f deploy/cuda.Dockerfile --build-arg NODE=$$n -t meridian/$$n-cuda:latest $(BIN) || exit 1; done
 
 test-gpu: ## Run the tests of the CUDA back end (skipped with the reason where there is no card)
 	$(GO) test -count=1 -tags cuda $(ARGS) ./gpu/cuda/... ./gpu/device/...
