@@ -82,6 +82,11 @@ func check(tb testing.TB, err error) {
 // request runs a request as a node does: it drains the tokens, counts the gaps between them, and in the end makes the
 // record and counts it.
 func (a *accounts) request(tb testing.TB, r infer.Request) (tokens int, done infer.Done) {
+	return a.requestUntil(tb, r, -1)
+}
+
+// requestUntil cancels the request after so many tokens; -1: never.
+func (a *accounts) requestUntil(tb testing.TB, r infer.Request, cancelAfter int) (tokens int, done infer.Done) {
 	received := int64(1)
 	r.ReturnPerfMetrics = a.steps
 	s, err := a.Submit(r)
@@ -91,6 +96,9 @@ func (a *accounts) request(tb testing.TB, r infer.Request) (tokens int, done inf
 	}
 	var gaps ledger.Gaps
 	for {
+		if cancelAfter >= 0 && tokens >= cancelAfter {
+			s.Cancel()
+		}
 		got, d, err := s.Next(context.Background())
 		if err != nil {
 			tb.Error(err)
