@@ -67,7 +67,7 @@ func appendValue(w *jsonline.Writer, at any, s *Static, r *Row) {
 		w.B = append(w.B, '[')
 		appendValue(w, v.of, s, r)
 		w.Close(']')
-	case object:
+	case *object:
 		appendObject(w, v, s, r)
 	case *[]Req:
 		appendRequests(w, *v)
@@ -81,7 +81,7 @@ func appendKnown(b []byte, ok bool, f func([]byte) []byte) []byte {
 	return f(b)
 }
 
-func appendObject(w *jsonline.Writer, o object, s *Static, r *Row) {
+func appendObject(w *jsonline.Writer, o *object, s *Static, r *Row) {
 	if o.absent {
 		w.B = append(w.B, "null"...)
 		return
@@ -170,7 +170,7 @@ func (p *parser) value(at any) {
 		for p.in.Array(); p.in.Item(); {
 			p.value(v.of)
 		}
-	case object:
+	case *object:
 		p.nested(v)
 	case *[]Req:
 		*v = p.requests()
@@ -179,7 +179,7 @@ func (p *parser) value(at any) {
 	}
 }
 
-func (p *parser) nested(o object) {
+func (p *parser) nested(o *object) {
 	for _, f := range o.fields { // the presence of its group says that KV was sampled
 		if f.key == "allocNewBlocks" {
 			p.r.KV.Sampled = true

@@ -37,7 +37,13 @@ func nulls(keys ...string) []field {
 
 func group(key string, sh shape, kv bool, fields ...[]field) field {
 	all := join(fields...)
-	return field{key, func(_ *Static, r *Row) any { return object{all, sh, kv && !r.KV.Sampled} }}
+	present, absent := &object{all, sh, false}, &object{all, sh, true} // made once: a row is written without allocations
+	return field{key, func(_ *Static, r *Row) any {
+		if kv && !r.KV.Sampled {
+			return absent
+		}
+		return present
+	}}
 }
 
 func join(lists ...[]field) []field {
