@@ -6,9 +6,6 @@ import (
 	"meridian.internal/shared/phase"
 )
 
-// minLearn is the fewest prompt tokens whose prefill says something of a node's rate.
-const minLearn = 8
-
 // maxPairs bounds the pairs of one generation node that are measured.
 const maxPairs = 1024
 
@@ -41,7 +38,7 @@ func (p *Pool) learnPrefill(f *timeline.Phase) {
 		ns += end[i] - start[i]
 		n += tokens[i]
 	}
-	if n >= minLearn && ns > 0 {
+	if n > 0 && ns > 0 {
 		m.prefill.Add(float64(n), float64(ns))
 	}
 }
@@ -60,6 +57,7 @@ func (p *Pool) learnHandover(ctx, gen string, h *timeline.Handover) {
 	w.handover.Add(float64(h.Bytes), max(float64(*h.VisibleNS), 0))
 	w.costNS = w.handover.At(float64(h.Bytes))
 	w.samples++
+	g.stalePairs = true
 	p.moved.Add(float64(h.Tokens), float64(h.Bytes))
 	if h.WireNS > 0 { // while prefill runs, reads wait for it too: the wire may be faster than this
 		w.bytesPerS = smooth(w.bytesPerS, float64(h.Bytes)*1e9/float64(h.WireNS))
@@ -88,10 +86,20 @@ func (p *Pool) byName(role, name string) *member {
 // costGrain: differences of hand-over costs below so many prompt tokens are noise, and nodes that differ by less take turns.
 const costGrain = 32
 
-// pairCosts writes what each context node's hand-over to g costs over the cheapest one, in prompt tokens of that node's
-// measured rate. Pairs that were never measured cost nothing more, so that they get measured.
-func (p *Pool) pairCosts(c *class, g *member) {
-	nodes := c.sides[place.Prefill].nodes
+// pairCost is what a context node's hand-over costs over the cheapest one, in prompt tokens of that node's measured rate.
+type pairCost struct {
+	ctx     *member
+	tokens  float64
+	refused bool
+}
+
+// pairCosts lists the context nodes whose hand-over to g is refused or costs more than the cheapest one. Pairs that were never
+// measured cost nothing more, so that they get measured. It is made anew when a pair of g has changed.
+func (g *member) pairCosts() []pairCost {
+	if !g.stalePairs {
+		return g.costs
+	}
+	g.stalePairs, g.costs = false, g.costs[:0]
 	cheapest := -1.0
 	for _, w := range g.pairs {
 		if w.samples > 0 && (cheapest < 0 || w.costNS < cheapest) {
@@ -99,25 +107,35 @@ func (p *Pool) pairCosts(c *class, g *member) {
 		}
 	}
 	for x, w := range g.pairs {
-		if x.table == nil {
+		c := pairCost{ctx: x, refused: w.state == Refused}
+		if slope := x.prefill.Slope(); w.samples > 0 && slope > 0 {
+			c.tokens = float64(int((w.costNS-cheapest)/slope) / costGrain * costGrain)
+		}
+		if c.refused || c.tokens > 0 {
+			g.costs = append(g.costs, c)
+		}
+	}
+	return g.costs
+}
+
+// charge writes the costs of hand-overs to g, until refund.
+func (g *member) charge(nodes []place.Node) {
+	for _, c := range g.pairCosts() {
+		if c.ctx.table == nil {
 			continue
 		}
-		if w.state == Refused {
-			nodes[x.at].Rank = place.Excluded
-		}
-		if slope := x.prefill.Slope(); w.samples > 0 && slope > 0 {
-			extra := int((w.costNS - cheapest) / slope)
-			nodes[x.at].PairTokens = float64(extra / costGrain * costGrain)
+		n := &nodes[c.ctx.at]
+		n.PairTokens = c.tokens
+		if c.refused {
+			n.Rank = place.Excluded
 		}
 	}
 }
 
-// forgetCosts undoes pairCosts.
-func (p *Pool) forgetCosts(c *class, g *member) {
-	nodes := c.sides[place.Prefill].nodes
-	for x := range g.pairs {
-		if x.table != nil {
-			nodes[x.at].PairTokens, nodes[x.at].Rank = 0, x.rank()
+func (g *member) refund(nodes []place.Node) {
+	for _, c := range g.costs {
+		if c.ctx.table != nil {
+			nodes[c.ctx.at].PairTokens, nodes[c.ctx.at].Rank = 0, c.ctx.rank()
 		}
 	}
 }

@@ -20,29 +20,31 @@ const (
 
 // member is one node. All fields are guarded by Pool.mu.
 type member struct {
-	info      node.Info
-	static    bool
-	foreign   bool // a worker that is not ours: no KV protocol of ours, no ids from us
-	load      load
-	reportSeq int64 // of the newest load report; 0: none yet
-	checkedNS int64 // when its last health check ended
-	checking  bool
-	failures  int   // consecutive failed health checks
-	suspectNS int64 // a leg failed to reach it at this time; 0: no
-	avoid     bool  // its circuit breaker is open
-	healthy   bool
-	leases    map[*Lease]struct{}
-	all       use               // reserved by this router
-	unseen    use               // part of all that the node's load does not include yet
-	others    use               // the same of other routers
-	told      use               // what other routers were told last
-	slot      prefix.Slot       // in the index
-	prefill   place.Fit         // ns over prompt tokens, measured
-	pairs     map[*member]*pair // of a generation node, by context node
-	alone     pair              // aggregated
-	proven    bool              // a generation went through it, in a pair or alone
-	table     *table            // nil: it cannot be placed
-	at        int               // in table
+	info       node.Info
+	static     bool
+	foreign    bool // a worker that is not ours: no KV protocol of ours, no ids from us
+	load       load
+	reportSeq  int64 // of the newest load report; 0: none yet
+	checkedNS  int64 // when its last health check ended
+	checking   bool
+	failures   int   // consecutive failed health checks
+	suspectNS  int64 // a leg failed to reach it at this time; 0: no
+	avoid      bool  // its circuit breaker is open
+	healthy    bool
+	leases     map[*Lease]struct{}
+	all        use               // reserved by this router
+	unseen     use               // part of all that the node's load does not include yet
+	others     use               // the same of other routers
+	told       use               // what other routers were told last
+	slot       prefix.Slot       // in the index
+	prefill    place.Fit         // ns over prompt tokens, measured
+	pairs      map[*member]*pair // of a generation node, by context node
+	costs      []pairCost        // of pairs, for placement
+	stalePairs bool              // costs must be made anew
+	alone      pair              // aggregated
+	proven     bool              // a generation went through it, in a pair or alone
+	table      *table            // nil: it cannot be placed
+	at         int               // in table
 }
 
 // load is what a node told of itself.
@@ -79,9 +81,13 @@ func (p *Pool) follow(m *member) {
 	if p.o.Index == nil || m.foreign || m.slot != prefix.None {
 		return
 	}
-	if m.slot = p.o.Index.Join(); m.slot != prefix.None {
-		p.slots[m.slot] = m
+	if m.slot = p.o.Index.Join(); m.slot == prefix.None {
+		return
 	}
+	for len(p.slots) <= int(m.slot) {
+		p.slots = append(p.slots, nil)
+	}
+	p.slots[m.slot] = m
 }
 
 func (m *member) side() place.Side {

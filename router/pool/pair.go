@@ -156,7 +156,7 @@ func (p *Pool) Probed(b Probe, r Result) {
 			return // the context node is gone
 		}
 	}
-	w.busy = false
+	w.busy, b.gen.stalePairs = false, true
 	switch {
 	case r.Busy:
 		w.why, w.nextNS = r.Err.Error(), now+int64(busyRetry)
@@ -191,13 +191,13 @@ func name(t *Target) string {
 
 // unprove forgets what was proven with a node that was away.
 func (p *Pool) unprove(m *member) {
-	m.proven, m.alone = !p.o.Qualify, pair{state: Unproven}
+	m.proven, m.alone, m.stalePairs = !p.o.Qualify, pair{state: Unproven}, true
 	for _, w := range m.pairs {
 		w.state, w.nextNS, w.failures = Unproven, 0, 0
 	}
 	for _, g := range p.members {
 		if w := g.pairs[m]; w != nil {
-			w.state, w.nextNS, w.failures = Unproven, 0, 0
+			w.state, w.nextNS, w.failures, g.stalePairs = Unproven, 0, 0, true
 		}
 	}
 	m.sync()

@@ -91,7 +91,7 @@ func (p *Pool) pickIn(c *class, a Ask, q *place.Query, now int64) *Choice {
 		if !ok {
 			return nil
 		}
-		d := decision{now: now, policies: [2]place.Policy{p.o.CtxPolicy, p.o.GenPolicy}, looks: a.Prefix != nil}
+		d := decision{now: now, policies: [2]place.Policy{p.o.CtxPolicy, p.o.GenPolicy}, looks: p.looks(a)}
 		d.gen(p, gens, at)
 		if x, ok := p.pickCtx(c, gens.members[at], a, q, &d); ok {
 			return p.claimPair(c, x, at, a, &d)
@@ -105,13 +105,13 @@ func (p *Pool) pickIn(c *class, a Ask, q *place.Query, now int64) *Choice {
 // pickCtx chooses the context node for g.
 func (p *Pool) pickCtx(c *class, g *member, a Ask, q *place.Query, d *decision) (int, bool) {
 	ctxs := &c.sides[place.Prefill]
-	p.pairCosts(c, g)
+	g.charge(ctxs.nodes)
 	tried := ctxs.exclude(a.ExcludeCtx)
 	at, ok := p.choose(p.o.CtxPolicy, place.Prefill, ctxs, q)
 	if ok && d != nil {
 		d.ctx(p, ctxs, at)
 	}
-	p.forgetCosts(c, g)
+	g.refund(ctxs.nodes)
 	ctxs.restore(tried)
 	return at, ok
 }
@@ -129,7 +129,7 @@ func (p *Pool) claimPair(c *class, ctxAt, genAt int, a Ask, d *decision) *Choice
 	if known {
 		d.costs = &costs
 	}
-	if a.Prefix != nil {
+	if d.looks {
 		p.counts.placedTokens += int64(a.Tokens)
 	}
 	left := a.Tokens - gn.Matched
@@ -163,7 +163,7 @@ func (p *Pool) pickOne(a Ask, now int64, cause string) (*Choice, error) {
 			at, ok := p.choose(policy, side, t, &q)
 			t.restore(tried)
 			if ok {
-				d := decision{now: now, policies: [2]place.Policy{policy, policy}, looks: a.Prefix != nil, matched: t.nodes[at].Matched}
+				d := decision{now: now, policies: [2]place.Policy{policy, policy}, looks: p.looks(a), matched: t.nodes[at].Matched}
 				d.add(p, side, t, at)
 				u := claims(place.Decode, a.Tokens).plus(claims(place.Prefill, a.Tokens-d.matched))
 				return &Choice{Cause: cause, Gen: p.newLease(t.members[at], u, a.Life), Decision: d.alone(t.members[at].info.Name, cause)}, nil
@@ -284,9 +284,17 @@ func (p *Pool) choose(policy place.Policy, side place.Side, t *table, q *place.Q
 	return p.chooser.Choose(policy, side, t.nodes, *q)
 }
 
+// looks tells whether cached prefixes matter for the choice.
+func (p *Pool) looks(a Ask) bool {
+	return a.Prefix != nil && (p.o.CtxPolicy.Matches() || p.o.GenPolicy.Matches())
+}
+
 // matched writes how much of the prompt each node holds. The caller calls undo when the choice is made.
 func (p *Pool) matched(a Ask) (undo func()) {
 	p.hits = p.hits[:0]
+	if !p.looks(a) {
+		return func() {}
+	}
 	for _, f := range a.Prefix {
 		from := len(p.hits)
 		p.hits = p.o.Index.Match(p.hits, f.Blocks)
@@ -300,6 +308,9 @@ func (p *Pool) matched(a Ask) (undo func()) {
 
 func (p *Pool) write(hits []prefix.Hit, most int) {
 	for _, h := range hits {
+		if int(h.Slot) >= len(p.slots) {
+			continue // it joins at this moment
+		}
 		if m := p.slots[h.Slot]; m != nil && m.table != nil {
 			m.table.nodes[m.at].Matched = min(h.Blocks, most)
 		}

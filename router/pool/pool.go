@@ -64,7 +64,7 @@ type Pool struct {
 	turns   [2]int              // of the sides
 	chooser place.Chooser
 	hits    []prefix.Hit
-	slots   map[prefix.Slot]*member
+	slots   []*member        // by slot of the index; nil: free
 	others  map[string]*peer // other routers
 	moved   place.Fit        // bytes of KV over tokens moved, of all hand-overs
 	counts  counts
@@ -110,7 +110,7 @@ func New(o Options) (*Pool, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	p := &Pool{
-		o: o, news: make(chan struct{}, 1), members: map[string]*member{}, models: map[string][]*class{}, slots: map[prefix.Slot]*member{},
+		o: o, news: make(chan struct{}, 1), members: map[string]*member{}, models: map[string][]*class{},
 		others: map[string]*peer{},
 	}
 	for _, s := range o.Static {
@@ -207,10 +207,15 @@ func (p *Pool) leave(s prefix.Slot) {
 func (p *Pool) remove(k string) {
 	m := p.members[k]
 	delete(p.members, k)
-	delete(p.slots, m.slot)
+	if m.slot != prefix.None {
+		p.slots[m.slot] = nil
+	}
 	m.table = nil
 	for _, other := range p.members {
-		delete(other.pairs, m)
+		if _, paired := other.pairs[m]; paired {
+			delete(other.pairs, m)
+			other.stalePairs = true
+		}
 	}
 	p.rebuild()
 }

@@ -71,8 +71,8 @@ func (p *Pool) Slot(role node.Role, name string) (slot prefix.Slot, url string, 
 func (p *Pool) URLOf(s prefix.Slot) (string, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if m := p.slots[s]; m != nil {
-		return m.info.URL, true
+	if s < 0 || int(s) >= len(p.slots) || p.slots[s] == nil {
+		return "", false
 	}
-	return "", false
+	return p.slots[s].info.URL, true
 }
