@@ -56,6 +56,7 @@ type source struct {
 	ok     bool  // aligned
 	bound  int64 // largest so far
 	origin int64 // reference ns of the line's start
+	all    [phase.StampCount]phase.Stamp
 }
 
 // place converts one raw stamp: the only place where that happens.
@@ -87,7 +88,8 @@ func newSource(p Part, c Clocks, ref clock.ID) *source {
 	} else {
 		s.clock = phase.Clock{ID: r.Instance}
 	}
-	for _, f := range r.Stamps.All() {
+	s.all = r.Stamps.All()
+	for _, f := range s.all {
 		if *f.NS != nil {
 			s.est, s.ok = c.estimate(ref, s.clock, **f.NS)
 			break

@@ -246,25 +246,30 @@ func (s *source) named(name string) *int64 {
 		}
 		return nil
 	}
-	for _, f := range r.Stamps.All() {
-		if f.Name == name {
-			return *f.NS
+	for i := range s.all {
+		if s.all[i].Name == name {
+			return *s.all[i].NS
 		}
 	}
 	return nil
 }
 
-// stagesOf is the whole chain of a style.
+// stagesOf is the whole chain of a style. It is only read.
 func stagesOf(style string) []stage {
-	middle := genFirst
 	switch style {
 	case styleCtxFirst:
-		middle = ctxFirst
+		return ctxFirstChain
 	case styleAggregated:
-		middle = aggregated
+		return aggregatedChain
 	}
-	return slices.Concat(head, middle, tail)
+	return genFirstChain
 }
+
+var (
+	genFirstChain   = slices.Concat(head, genFirst, tail)
+	ctxFirstChain   = slices.Concat(head, ctxFirst, tail)
+	aggregatedChain = slices.Concat(head, aggregated, tail)
+)
 
 // resume is the span from the cut of an answer to its next token from another node.
 const resume = "resume"
