@@ -66,6 +66,7 @@ func (c *Collector) pull(ctx context.Context, cons jetstream.Consumer) error {
 	stop := context.AfterFunc(ctx, iter.Stop)
 	defer stop()
 	defer iter.Stop()
+	known := words{}
 	for {
 		msg, err := iter.Next()
 		if errors.Is(err, jetstream.ErrNoHeartbeat) {
@@ -74,15 +75,15 @@ func (c *Collector) pull(ctx context.Context, cons jetstream.Consumer) error {
 		if err != nil {
 			return fmt.Errorf("pull records: %w", err)
 		}
-		if !c.deliver(ctx, msg) {
+		if !c.deliver(ctx, msg, known) {
 			return ctx.Err()
 		}
 	}
 }
 
 // deliver parses a message here, off Run's goroutine. What cannot be read is never asked for again.
-func (c *Collector) deliver(ctx context.Context, msg jetstream.Msg) bool {
-	m := message{ack: msg}
+func (c *Collector) deliver(ctx context.Context, msg jetstream.Msg, known words) bool {
+	m := message{ack: newStreamAck(c.o.Conn.NATS(), msg)}
 	var err error
 	if msg.Headers().Get(bus.HeaderKind) == bus.KindSteps {
 		m.header, m.steps, err = phase.ParseSteps(msg.Data())
@@ -99,6 +100,9 @@ func (c *Collector) deliver(ctx context.Context, msg jetstream.Msg) bool {
 			c.metrics.ackErrors.Inc()
 		}
 		return true
+	}
+	if m.rec != nil {
+		known.detach(m.rec)
 	}
 	select {
 	case c.in <- m:

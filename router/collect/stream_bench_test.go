@@ -142,7 +142,7 @@ func BenchmarkPendingMemory(b *testing.B) {
 		var before, after runtime.MemStats
 		runtime.GC()
 		runtime.ReadMemStats(&before)
-		wires := [][]byte{wireOf(phase.Ctx), wireOf(phase.Gen)}
+		wires, known := [][]byte{wireOf(phase.Ctx), wireOf(phase.Gen)}, words{}
 		for i := range requests {
 			id := fmt.Appendf(nil, "%08d", i)
 			for _, w := range wires {
@@ -150,7 +150,8 @@ func BenchmarkPendingMemory(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				c.take(message{rec: r, ack: &fakeAck{}})
+				known.detach(r)
+				c.take(message{rec: r, ack: streamAck{reply: fmt.Sprintf("$JS.ACK.MERIDIAN_PHASES.router-r0.1.%d.%d.1795984421221772067.0", i, i)}})
 			}
 		}
 		runtime.GC()
