@@ -1,0 +1,194 @@
+package live
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"meridian.internal/router/place"
+	"meridian.internal/router/pool"
+	"meridian.internal/router/prefix"
+	"meridian.internal/shared/blockhash"
+	"meridian.internal/shared/bus"
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/kvevent"
+	"meridian.internal/shared/node"
+)
+
+// router is a pool with its listener on a bus.
+type router struct {
+	pool  *pool.Pool
+	index *prefix.Index
+}
+
+func start(t *testing.T, e *bus.Embedded, name string) router {
+	t.Helper()
+	conn, err := bus.Connect(t.Context(), bus.Options{Server: e, Name: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	steady, err := clock.New(clock.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := router{index: prefix.New(0)}
+	r.pool, err = pool.New(pool.Options{Now: steady.Now, Index: r.index, CtxPolicy: place.KVAware})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := New(Options{Router: name, Epoch: func() string { return string(steady.ID()) }, Conn: conn, Pool: r.pool, Index: r.index, Client: http.DefaultClient})
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(t.Context()) }()
+	t.Cleanup(func() {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func embedded(t *testing.T) *bus.Embedded {
+	t.Helper()
+	e, err := bus.StartEmbedded(bus.EmbeddedOptions{Listen: "127.0.0.1:0", StoreDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	return e
+}
+
+func info(role node.Role, name, url string) node.Info {
+	return node.Info{
+		Name: name, Role: role, URL: url, State: node.Ready, Seq: 1, ClockID: clock.MakeID(1, 1),
+		Model: &node.Model{Name: "m", Hash: "h", TokensPerBlock: 4}, Load: &infer.Load{KVMaxBlocks: 100},
+	}
+}
+
+// until waits for what comes over the bus.
+func until(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("after 20 s still not: %s", what)
+		}
+	}
+}
+
+// Two routers place at once on three generation nodes, and neither knows more of the other than what NATS carries.
+func TestTwoRoutersOnOneBusDoNotOverloadANode(t *testing.T) {
+	e := embedded(t)
+	routers := []router{start(t, e, "a"), start(t, e, "b")}
+	names := []string{"gen0", "gen1", "gen2"}
+	for _, r := range routers {
+		r.pool.Put(info(node.RoleCtx, "ctx0", "http://c"))
+		for _, n := range names {
+			r.pool.Put(info(node.RoleGen, n, "http://g"))
+		}
+	}
+	others := func(r router) int {
+		sum := 0
+		for _, s := range r.pool.Snapshot() {
+			if s.Info.Role == node.RoleGen {
+				sum += s.OthersReserved
+			}
+		}
+		return sum
+	}
+	count := map[string]int{}
+	var held []*pool.Choice
+	for i := range 30 {
+		for k, r := range routers {
+			other := routers[1-k]
+			c, err := r.pool.Pick(pool.Ask{Model: "m", Tokens: 100})
+			if err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, c)
+			count[c.Gen.Name]++
+			until(t, "the other router knows of the reservation", func() bool { return others(other) == i+1 })
+		}
+	}
+	for _, n := range names {
+		if count[n] < 19 || count[n] > 21 {
+			t.Errorf("%s got %d of 60 requests, want 20", n, count[n])
+		}
+	}
+	for _, c := range held {
+		c.Release()
+	}
+	until(t, "nothing is reserved any more", func() bool { return others(routers[0])+others(routers[1]) == 0 })
+}
+
+func TestEventsReachTheIndexAndAGapIsRepairedByTheNode(t *testing.T) {
+	e := embedded(t)
+	cache := kvevent.NewLog(7)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/kv_blocks" {
+			t.Errorf("asked for %s", r.URL.Path)
+		}
+		_ = json.NewEncoder(w).Encode(cache.Snapshot())
+	}))
+	t.Cleanup(srv.Close)
+	r := start(t, e, "a")
+	r.pool.Put(info(node.RoleCtx, "c.0", srv.URL))
+	conn, err := bus.Connect(t.Context(), bus.Options{Server: e, Name: "node"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	seq := int64(0)
+	stored := func(h uint64) kvevent.Event {
+		seq++
+		ev := kvevent.Event{Seq: seq, Epoch: 7, Type: kvevent.Stored, Blocks: []kvevent.Block{{Hash: blockhash.Hash(h)}}}
+		cache.Add(ev)
+		return ev
+	}
+	tell := func(events ...kvevent.Event) {
+		t.Helper()
+		data, err := json.Marshal(events)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &nats.Msg{Subject: bus.KVSubject("c.0"), Data: data, Header: nats.Header{bus.HeaderRole: {"ctx"}}}
+		if err := conn.NATS().PublishMsg(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	load := int64(0)
+	report := func(l infer.Load) {
+		t.Helper()
+		load++
+		data, err := json.Marshal(node.Report{
+			Role: node.RoleCtx, Name: "c.0", ClockID: clock.MakeID(1, 1), Seq: load, Load: l, KVEpoch: 7, KVSeq: seq,
+		})
+		if err == nil {
+			err = conn.NATS().Publish(bus.LoadSubject("c.0"), data)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	holds := func(n int) func() bool { return func() bool { return r.index.Stats().Blocks == n } }
+	until(t, "the listener hears", func() bool {
+		report(infer.Load{Running: 3})
+		s := r.pool.Snapshot()
+		return len(s) == 1 && s[0].Info.Load.Running == 3
+	})
+	tell(stored(1), stored(2))
+	until(t, "two blocks are known", holds(2))
+	stored(3) // its message is lost
+	tell(stored(4))
+	until(t, "a gap is repaired", func() bool { return holds(4)() && r.index.Stats().Behind == 0 })
+	stored(5) // lost, and nothing follows but a report
+	report(infer.Load{})
+	until(t, "a lost last event is found by the report", func() bool { return holds(5)() && r.index.Stats().Behind == 0 })
+	if g := r.index.Stats().Gaps; g != 2 {
+		t.Errorf("%d gaps were counted, want 2", g)
+	}
+}
