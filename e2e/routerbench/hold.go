@@ -58,9 +58,13 @@ func (s *subject) begin(l load) (*connection, error) {
 	if err == nil {
 		_, err = p.r.Peek(64)
 	}
-	if err != nil || p.head.status != 200 {
+	if err == nil && p.head.status != 200 {
+		text, _ := p.r.Peek(p.r.Buffered()) // cannot fail: it is there
+		err = fmt.Errorf("%w: status %d: %.300s", errAnswer, p.head.status, text)
+	}
+	if err != nil {
 		c.close()
-		return nil, fmt.Errorf("open a stream of %s (status %d): %w", s.name, p.head.status, err)
+		return nil, fmt.Errorf("open a stream of %s: %w", s.name, err)
 	}
 	return c, nil
 }
@@ -107,7 +111,9 @@ func (s *subject) leaveOnce(ctx context.Context, w Listening, now func() int64, 
 		if c, err = s.connect(l); err == nil {
 			_, err = c.last().Write(c.sent[len(c.sent)-1])
 		}
-		time.Sleep(20 * time.Millisecond) // the context worker has it by then, and works on
+		if err == nil {
+			err = w.await(ctx, leg, func(l Left) bool { return l.Begun > before.Begun })
+		}
 	} else {
 		c, err = s.begin(l)
 	}
@@ -116,16 +122,22 @@ func (s *subject) leaveOnce(ctx context.Context, w Listening, now func() int64, 
 	}
 	closed := now()
 	c.close()
-	for deadline := now() + int64(seenTime); ; time.Sleep(10 * time.Millisecond) {
-		after, err := w.left(ctx, leg)
-		if err != nil {
-			return 0, err
-		}
-		if after.Count > before.Count {
-			return float64(after.LastNS-closed) / 1e6, nil
-		}
-		if now() > deadline {
-			return 0, fmt.Errorf("no worker saw it within %v", seenTime)
+	var after Left
+	err = w.await(ctx, leg, func(l Left) bool { after = l; return l.Count > before.Count })
+	return float64(after.LastNS-closed) / 1e6, err
+}
+
+// await asks the workers about a leg until it is as wanted.
+func (at Listening) await(ctx context.Context, leg string, wanted func(Left) bool) error {
+	for deadline := time.Now().Add(seenTime); ; time.Sleep(5 * time.Millisecond) {
+		l, err := at.left(ctx, leg)
+		switch {
+		case err != nil:
+			return err
+		case wanted(l):
+			return nil
+		case time.Now().After(deadline):
+			return fmt.Errorf("the %s worker did not see it within %v (%+v)", leg, seenTime, l)
 		}
 	}
 }

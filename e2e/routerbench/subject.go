@@ -159,7 +159,7 @@ func (b Bench) ours(ctx context.Context, w Listening) (*subject, error) {
 		return nil, err
 	}
 	cmd := exec.CommandContext(ctx, b.Router, "--listen="+addr, "--ctx=http://"+w.Ctx, "--gen=http://"+w.Gen, "--embedded-nats",
-		"--nats-listen="+nats, "--clock-listen=127.0.0.1:0", "--traces="+traces, "--log-level=warn")
+		"--nats-listen="+nats, "--clock-listen=127.0.0.1:0", "--traces="+traces, "--max-running=8192", "--log-level=error") // nothing is refused: 1,000 streams are held
 	cmd.Env = append(os.Environ(), "MERIDIAN_CONFIG=")
 	cmd.Stderr = os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }

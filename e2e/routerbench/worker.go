@@ -23,6 +23,7 @@ type Pace struct {
 
 // Left are the requests of a leg whose client closed the connection before the answer had ended.
 type Left struct {
+	Begun  int   `json:"begun"` // requests that are answered slowly, so that they can be left
 	Count  int   `json:"count"`
 	LastNS int64 `json:"last_ns"` // when the last was seen, clock.Steady; 0: none
 }
@@ -130,6 +131,7 @@ func wait(gone <-chan struct{}, d time.Duration) bool {
 func (k *workerConn) watch(ctxLeg bool) (gone <-chan struct{}, joined func()) {
 	left, done := make(chan struct{}), make(chan struct{})
 	var answered atomic.Bool
+	k.began(ctxLeg)
 	go func() {
 		defer close(done)
 		if _, err := k.r.Peek(1); err == nil || answered.Load() {
@@ -141,13 +143,24 @@ func (k *workerConn) watch(ctxLeg bool) (gone <-chan struct{}, joined func()) {
 	return left, func() { answered.Store(true); <-done }
 }
 
+// leg is what is counted of one leg; mu is held.
+func (w *worker) leg(ctxLeg bool) *Left {
+	if ctxLeg {
+		return &w.ctx
+	}
+	return &w.gen
+}
+
+func (w *worker) began(ctxLeg bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.leg(ctxLeg).Begun++
+}
+
 func (w *worker) sawLeaving(ctxLeg bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	left := &w.gen
-	if ctxLeg {
-		left = &w.ctx
-	}
+	left := w.leg(ctxLeg)
 	left.Count++
 	left.LastNS = w.steady.Now()
 }
