@@ -16,7 +16,7 @@ RACE     := ./shared/... ./clocksync/service/... ./clocksync/track/... ./clocksy
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race lint fmt standalone fuzz bench bench-router bench-openblas clock-truth clock-soak demo verify e2e images build-cuda images-cuda test-gpu bench-gpu golden chaos clean bench-accounting
+.PHONY: help build test race lint fmt standalone fuzz bench bench-router bench-openblas clock-truth clock-soak demo verify e2e images build-cuda images-cuda test-gpu bench-gpu golden chaos soak overload faults clean bench-accounting
 
 help: ## Say what the targets do
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk 'BEGIN {FS = ":.*## "} {printf "  make %-14s %s\n", $$1, $$2}'
@@ -76,6 +76,15 @@ clock-soak: build ## Ten minutes of a loaded cluster with nodes in namespaces, a
 
 golden: ## Write the golden files anew; read the diff
 	$(GO) test -count=1 ./shared/phase/... ./gpu/kvwire/... ./router/timeline/... ./gpu/stats/... -update
+
+soak: build ## Hold 500 streams for 30 minutes: nothing may grow (MERIDIAN_SOAK)
+	MERIDIAN_SOAK=$${MERIDIAN_SOAK:-30m} nice $(GO) test -count=1 -timeout 24h -v -run TestSoak $(ARGS) ./e2e/chaos
+
+overload: build ## Send twice what a simulated cluster can do, for 5 minutes (MERIDIAN_OVERLOAD)
+	MERIDIAN_OVERLOAD=$${MERIDIAN_OVERLOAD:-5m} $(GO) test -count=1 -timeout 24h -v -run TestOverload $(ARGS) ./e2e/chaos
+
+faults: build ## Cut 200 streams in each style, end 10,000 requests at random
+	MERIDIAN_CUT_STREAMS=200 MERIDIAN_RANDOM_ENDS=10000 $(GO) test -count=1 -timeout 2h -v -run 'CutStreams|RandomEnds' $(ARGS) ./e2e/chaos
 
 chaos: build ## Kill router, NATS and nodes at random during 20,000 requests, with 20 seeds
 	MERIDIAN_CHAOS_SEEDS=20 MERIDIAN_CHAOS_REQUESTS=20000 $(GO) test -count=1 -timeout 24h -v -run WhateverIsKilled $(ARGS) ./e2e/chaos

@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -19,9 +20,11 @@ type cutter struct {
 	most   int
 	cuts   atomic.Int64
 
-	mu  sync.Mutex // guards r
-	r   *rand.Rand
-	all sync.WaitGroup
+	mu    sync.Mutex // guards r
+	r     *rand.Rand
+	all   sync.WaitGroup
+	alive context.Context // of the connections: it ends with the cutter
+	end   context.CancelFunc
 }
 
 func newCutter(t *testing.T, target string, most int, seed uint64) *cutter {
@@ -31,6 +34,7 @@ func newCutter(t *testing.T, target string, most int, seed uint64) *cutter {
 		t.Fatal(err)
 	}
 	c := &cutter{ln: ln, target: strings.TrimPrefix(target, "http://"), most: most, r: rand.New(rand.NewPCG(seed, 1))}
+	c.alive, c.end = context.WithCancel(context.Background())
 	c.all.Go(func() {
 		for {
 			conn, err := ln.Accept()
@@ -47,6 +51,7 @@ func (c *cutter) url() string { return "http://" + c.ln.Addr().String() }
 
 func (c *cutter) close() {
 	_ = c.ln.Close()
+	c.end()
 	c.all.Wait()
 }
 
@@ -57,7 +62,7 @@ func (c *cutter) draw(resumed bool) int64 {
 	if resumed && c.r.IntN(5) > 0 {
 		return -1
 	}
-	return int64(1 + c.r.IntN(c.most))
+	return int64(2 + c.r.IntN(c.most)) // the first event passes: one that is cut before it has no seam
 }
 
 func (c *cutter) serve(down net.Conn) {
@@ -67,6 +72,7 @@ func (c *cutter) serve(down net.Conn) {
 		return
 	}
 	defer up.Close()
+	defer context.AfterFunc(c.alive, func() { _ = up.Close(); _ = down.Close() })()
 	var left atomic.Int64 // events until the cut
 	left.Store(-1)
 	c.all.Go(func() {

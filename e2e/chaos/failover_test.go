@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -20,20 +19,6 @@ const (
 	cutTokens      = 60
 	cutConcurrency = 4
 )
-
-// number is an option of a test from the environment.
-func number(t *testing.T, name string, otherwise int) int {
-	t.Helper()
-	v := os.Getenv(name)
-	if v == "" {
-		return otherwise
-	}
-	n, err := strconv.Atoi(v)
-	if err != nil || n < 1 {
-		t.Fatalf("%s=%q: want a number, 1 or more", name, v)
-	}
-	return n
-}
 
 // TestCutStreamsSayWhatUndisturbedOnesSay: the connection to a generation node breaks at random places, and the client
 // gets the text, the end and the usage of a request that nothing happened to.
@@ -79,7 +64,7 @@ func (r *rig) routerOver(t *testing.T, schedule string, gens ...string) *client.
 	args := []string{"--name", "hurt", "--listen", freeAddr(t), "--traces", dir, "--schedule", schedule, "--policy", "round_robin"}
 	url := "http://" + args[3]
 	for _, p := range r.Nodes {
-		if p.Kind == "ctxnode" {
+		if p.Kind == "ctxnode" && schedule != "aggregated" { // which would serve there, undisturbed
 			args = append(args, "--ctx", p.URL)
 		}
 	}

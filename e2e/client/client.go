@@ -31,6 +31,8 @@ type StatusError struct {
 	Stage     string `json:"stage"`
 	Retryable bool   `json:"retryable"`
 	RequestID string `json:"request_id"`
+	// RetryAfter is the header, "" without one.
+	RetryAfter string `json:"-"`
 }
 
 // Error says what the server said.
@@ -128,9 +130,9 @@ func readError(resp *http.Response) error {
 	b, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	var outer struct{ Error *StatusError }
 	if json.Unmarshal(b, &outer) != nil || outer.Error == nil {
-		return &StatusError{Status: resp.StatusCode, Message: string(b), Type: "unparsable"}
+		outer.Error = &StatusError{Message: string(b), Type: "unparsable"}
 	}
-	outer.Error.Status = resp.StatusCode
+	outer.Error.Status, outer.Error.RetryAfter = resp.StatusCode, resp.Header.Get("Retry-After")
 	return outer.Error
 }
 

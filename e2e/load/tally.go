@@ -1,6 +1,7 @@
 package load
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -15,6 +16,7 @@ type Summary struct {
 	OK           int64            `json:"ok"`
 	Shed         int64            `json:"shed"` // open loop: arrivals over the concurrency limit, not sent
 	Errors       map[string]int64 `json:"errors"`
+	RetryAfter   int64            `json:"retry_after"` // refused with 429 or 503 and a Retry-After header
 	DurationNS   int64            `json:"duration_ns"`
 	RequestsPerS float64          `json:"requests_per_s"` // successful ones
 	PromptTokens int64            `json:"prompt_tokens"`
@@ -58,6 +60,10 @@ func (t *tally) end(r *client.Result, err error) {
 	t.s.Requests++
 	if err != nil {
 		t.s.Errors[Kind(err)]++
+		var status *client.StatusError
+		if errors.As(err, &status) && status.RetryAfter != "" {
+			t.s.RetryAfter++
+		}
 		return
 	}
 	t.s.OK++

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"math"
 	"slices"
 
@@ -60,8 +59,8 @@ func (a *attempt) goesOn(ready bool) bool {
 
 // cut explains a stream that ended before its end mark.
 func (a *attempt) cut(ctx context.Context, err error) *api.Error {
-	if errors.Is(err, io.EOF) && a.finish != "" {
-		return a.ended() // a worker that sends no end mark
+	if a.finish != "" && (ctx.Err() == nil || stopCause(ctx).Type == api.TypeServer) {
+		return a.ended() // all is said: a worker that sends no end mark, or died before it
 	}
 	if errors.Is(err, sse.ErrTooLong) {
 		return api.Failed("gen", false, "generation node %s sent an event that is too long", a.choice.Gen.Name)

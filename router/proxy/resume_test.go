@@ -87,6 +87,25 @@ func checkSeam(t *testing.T, r *phase.Record) {
 	}
 }
 
+func TestAnAnswerThatIsAllSaidNeedsNoOtherNode(t *testing.T) {
+	c := newCluster(t, Aggregated, "gen0", "gen1")
+	for _, n := range c.nodes {
+		n.serve = func(w http.ResponseWriter, _ *http.Request, _ leg) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, `data: {"choices":[{"index":0,"text":"a","token_ids":[5],"finish_reason":"stop"}]}`+"\n\n")
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		}
+	}
+	got := c.post("/v1/completions", completion)
+	if text(t, got.events, false) != "a" || !strings.Contains(got.body, `"completion_tokens":1,`) || len(c.legs) != 1 {
+		t.Errorf("after %d legs: %q", len(c.legs), got.body)
+	}
+	if r := c.settled()[0]; r.Outcome != phase.Finished {
+		t.Errorf("record %+v", r)
+	}
+}
+
 func TestAnAnswerGoesOnOnlySoOften(t *testing.T) {
 	c := newCluster(t, Aggregated, "gen0", "gen1")
 	for _, n := range c.nodes {
