@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -25,6 +26,9 @@ const (
 func TestCutStreamsSayWhatUndisturbedOnesSay(t *testing.T) {
 	n := number(t, "MERIDIAN_CUT_STREAMS", cutStreams)
 	r := start(t, cluster.Config{Ctx: 2, Gen: 2, Device: "cpu", NoClocksync: true})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute+time.Duration(n)*3*time.Second)
+	defer cancel()
+	r.ctx = ctx
 	for _, schedule := range []string{"generation_first", "context_first", "aggregated"} {
 		t.Run(schedule, func(t *testing.T) {
 			a := newCutter(t, r.Find("gen0").URL, cutTokens, 1)
