@@ -11,10 +11,7 @@ func (e *Estimator) Interval() time.Duration {
 	if e.cur == nil || e.stats.Exchanges < int64(e.cfg.MinExchanges) || e.jailed || e.clean < cleanBursts {
 		return minInterval
 	}
-	w := math.Inf(1)
-	for _, m := range e.cur.points.last(windows[0]) {
-		w = min(w, m.half)
-	}
+	w := e.floor()
 	a := min(max(3000/w, 0.1), 1) // a tight bound may grow by a larger share
 	b1, b2 := e.cur.skew(e.cur.last)
 	s := (b2 - b1) / 2
@@ -22,14 +19,30 @@ func (e *Estimator) Interval() time.Duration {
 	return min(max(t, minInterval), maxInterval)
 }
 
+// floor is the half width that the newest bursts reached at best.
+func (e *Estimator) floor() float64 {
+	w := math.Inf(1)
+	for _, m := range e.cur.points.last(windows[0]) {
+		w = min(w, m.half)
+	}
+	return w
+}
+
+// tightNS is a half width that only stamps of the kernel reach, on a path without a queue: there one exchange is as good as
+// the best of four (simulated: error p99 0.12 instead of 0.05 µs, bound 0.76 instead of 0.65), and costs a quarter.
+const tightNS = 2000
+
 // joinBurst is how many exchanges a newcomer is asked for at once.
 const joinBurst = 16
 
 // BurstSize is how many exchanges the next burst should have, where normal is usual: a newcomer and a clock that just
-// failed are asked more, until the history is long enough to carry the bound.
+// failed are asked more, until the history is long enough to carry the bound; one that is known very well is asked once.
 func (e *Estimator) BurstSize(normal int) int {
 	if e.cur == nil || e.clean < cleanBursts {
 		return max(joinBurst, normal)
+	}
+	if e.floor() < tightNS {
+		return 1
 	}
 	return normal
 }

@@ -8,8 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"meridian.internal/shared/bus"
 	"meridian.internal/shared/clock"
 )
@@ -26,33 +24,44 @@ type publisher struct {
 	slog *slog.Logger
 	poke chan struct{}
 
-	mu    sync.Mutex // guards what follows; short reads and writes only
-	dirty map[string]clock.Published
-	queue []clock.Published
+	mu    sync.Mutex       // guards what follows; short reads and writes only
+	dirty map[string]int64 // number of the newest estimate of each key
+	queue []queued
+	n     int64
 
 	published, dropped, failed atomic.Int64
 }
 
 func newPublisher(conn *bus.Conn, log *slog.Logger) *publisher {
-	return &publisher{conn: conn, slog: log, poke: make(chan struct{}, 1), dirty: map[string]clock.Published{}}
+	return &publisher{conn: conn, slog: log, poke: make(chan struct{}, 1), dirty: map[string]int64{}}
 }
 
 // newest publishes an estimate of a pair, in the bucket and in the log.
 func (p *publisher) newest(e clock.Published) {
-	p.mu.Lock()
-	p.dirty[ClockKey(e.Router, e.Node)] = e
-	p.mu.Unlock()
-	p.log(e)
+	p.add(ClockKey(e.Router, e.Node), e)
+}
+
+// queued is an estimate that waits; key is "" if it is for the log alone.
+type queued struct {
+	e   clock.Published
+	key string
+	n   int64
 }
 
 // ClockKey is the key of a pair in the bucket of the newest estimates.
 func ClockKey(router, node string) string { return bus.Token(router) + "." + bus.Token(node) }
 
 // log publishes e in the log alone.
-func (p *publisher) log(e clock.Published) {
+func (p *publisher) log(e clock.Published) { p.add("", e) }
+
+func (p *publisher) add(key string, e clock.Published) {
 	p.mu.Lock()
 	if len(p.queue) < maxLogQueue {
-		p.queue = append(p.queue, e)
+		p.n++
+		p.queue = append(p.queue, queued{e, key, p.n})
+		if key != "" {
+			p.dirty[key] = p.n
+		}
 	} else {
 		p.dropped.Add(1)
 	}
@@ -75,47 +84,45 @@ func (p *publisher) run(ctx context.Context) error {
 		}
 		p.mu.Lock()
 		dirty, queue := p.dirty, p.queue
-		p.dirty, p.queue = map[string]clock.Published{}, nil
+		p.dirty, p.queue = map[string]int64{}, nil
 		p.mu.Unlock()
 		p.send(ctx, dirty, queue)
 	}
 }
 
 // send gives up what NATS does not take now: the next burst brings something newer.
-func (p *publisher) send(ctx context.Context, dirty map[string]clock.Published, queue []clock.Published) {
+func (p *publisher) send(ctx context.Context, dirty map[string]int64, queue []queued) {
 	ctx, cancel := context.WithTimeout(ctx, publishLimit)
 	defer cancel()
 	if len(dirty) > 0 {
-		kv, err := p.conn.KV(ctx, bus.BucketClocks)
-		if err != nil {
+		// The bucket has to exist; a value is then written by a plain message to its subject. The acknowledgement that Put
+		// would wait for costs more than the measurement, and a value that is lost has a successor in a second.
+		if _, err := p.conn.KV(ctx, bus.BucketClocks); err != nil {
+			p.slog.Debug("estimates not published", "count", len(dirty), "err", err)
 			p.failed.Add(int64(len(dirty)))
 			dirty = nil
 		}
-		for key, e := range dirty {
-			p.put(ctx, kv, key, e)
-		}
 	}
-	for _, e := range queue {
-		b, err := json.Marshal(e)
-		if err != nil {
-			p.failed.Add(1)
-			continue
+	for _, q := range queue {
+		b, err := json.Marshal(q.e)
+		if err == nil {
+			err = p.conn.NATS().Publish(bus.ClockSubject(q.e.Node), b)
 		}
-		if err := p.conn.NATS().Publish(bus.ClockSubject(e.Node), b); err != nil {
+		// Of what waited for one key, only the newest goes into the bucket, by the bytes that go into the log.
+		if d, ok := dirty[q.key]; ok && d == q.n {
+			if err == nil {
+				err = p.conn.NATS().Publish(kvSubject+q.key, b)
+			}
+			if err == nil {
+				p.published.Add(1)
+			}
+			delete(dirty, q.key)
+		}
+		if err != nil {
 			p.failed.Add(1)
 		}
 	}
 }
 
-func (p *publisher) put(ctx context.Context, kv jetstream.KeyValue, key string, e clock.Published) {
-	b, err := json.Marshal(e)
-	if err == nil {
-		_, err = kv.Put(ctx, key, b)
-	}
-	if err != nil {
-		p.failed.Add(1)
-		p.slog.Debug("estimate not published", "key", key, "err", err)
-		return
-	}
-	p.published.Add(1)
-}
+// kvSubject is where JetStream stores the values of the bucket.
+const kvSubject = "$KV." + bus.BucketClocks + "."

@@ -17,7 +17,12 @@ import (
 )
 
 const (
-	pushEvery   = 2 * time.Second // at the latest, so that void_after moves on
+	// A foreign worker applies a constant: 1 s at 50 ppm leaves ±25 µs. Our own nodes apply the skew too and need to hear
+	// only that the line is another, and now and then that it is still good.
+	pushForeign = 2 * time.Second
+	pushOwn     = 10 * time.Second
+	// pushMoved is a shift of the point that no face of a node shows.
+	pushMoved   = int64(500)
 	pushLimit   = time.Second
 	maxPushBusy = 64
 )
@@ -88,11 +93,18 @@ func (p *pusher) offer(roles map[string]role, e clock.Published, router string) 
 
 // news says whether e is worth a push: another clock, a point that moved by an eighth of the bound, or some time passed.
 func (t *target) news(e clock.Estimate, now time.Time) bool {
-	if t.last.Local != e.Local || t.last.Reference != e.Reference || now.Sub(t.lastAt) >= pushEvery {
+	if t.last.Local != e.Local || t.last.Reference != e.Reference || now.Sub(t.lastAt) >= t.every() {
 		return true
 	}
 	d := e.OffsetNS - t.last.OffsetAt(e.AtNS)
-	return max(d, -d) > e.BoundNS()/8+1
+	return max(d, -d) > max(e.BoundNS()/8, pushMoved)
+}
+
+func (t *target) every() time.Duration {
+	if t.foreign {
+		return pushForeign
+	}
+	return pushOwn
 }
 
 func (p *pusher) run(ctx context.Context) error {
@@ -166,7 +178,7 @@ func (p *pusher) send(ctx context.Context, t *target) {
 // middle of the time until the next push, since it applies no skew.
 func PushOf(e clock.Estimate, foreign bool, seq int64) clock.Push {
 	if foreign {
-		s := float64(e.OffsetAt(e.AtNS+int64(pushEvery)/2)) * 1e-9
+		s := float64(e.OffsetAt(e.AtNS+int64(pushForeign)/2)) * 1e-9
 		return clock.Push{Offset: &s}
 	}
 	s, bound := float64(e.OffsetNS)*1e-9, e.BoundNS()
