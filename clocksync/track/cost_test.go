@@ -1,8 +1,12 @@
 package track
 
 import (
+	"bufio"
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -13,19 +17,69 @@ import (
 	"meridian.internal/shared/clock"
 )
 
-// BenchmarkPeers is the cost of following many peers, all in this process: probing, estimating and answering. Reported as
-// CPU time per burst and as the share of a core that 100 peers take at one burst a second.
+// answerEnv makes the test binary a responder: what nodes do for their own process is not the follower's cost.
+const answerEnv = "MERIDIAN_COST_ANSWER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(answerEnv) == "" {
+		os.Exit(m.Run())
+	}
+	s, err := clock.New(clock.Options{FaultSkewPPM: 20})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	r, err := respond.Listen("127.0.0.1:0", s, respond.Options{})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println(r.Addr())
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		_, _ = bufio.NewReader(os.Stdin).ReadString(0) // until the benchmark ends
+		cancel()
+	}()
+	if err := r.Serve(ctx); err != nil {
+		os.Exit(1)
+	}
+}
+
+// answers starts a process that answers for all peers, with a clock that is 20 ppm fast.
+func answers(b *testing.B) (addr string) {
+	b.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env, cmd.Stderr = append(os.Environ(), answerEnv+"=1"), os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		in.Close()
+		_ = cmd.Wait()
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		b.Fatal(err)
+	}
+	return strings.TrimSpace(line)
+}
+
+// BenchmarkPeers is what this process pays for following many peers: probing and estimating. Reported as CPU time per burst
+// and as the share of a core that 100 peers take at one burst a second.
 func BenchmarkPeers(b *testing.B) {
 	for _, n := range []int{100, 1000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			own, other := steady(b, clock.Options{}), steady(b, clock.Options{FaultSkewPPM: 20})
-			r, err := respond.Listen("127.0.0.1:0", other, respond.Options{})
-			if err != nil {
-				b.Fatal(err)
-			}
+			own, addr := steady(b, clock.Options{}), answers(b)
 			ctx, cancel := context.WithCancel(context.Background())
 			var wg sync.WaitGroup
-			wg.Go(func() { _ = r.Serve(ctx) })
 			var bursts, failed atomic.Int64
 			tr := New(Options{Steady: own, OnUpdate: func(u Update) {
 				bursts.Add(1)
@@ -35,18 +89,19 @@ func BenchmarkPeers(b *testing.B) {
 			}})
 			ps := make([]Peer, n)
 			for i := range ps {
-				ps[i] = Peer{Name: fmt.Sprintf("n%04d", i), ClockAddr: r.Addr().String()}
+				ps[i] = Peer{Name: fmt.Sprintf("n%04d", i), ClockAddr: addr}
 			}
 			tr.SetPeers(ps)
 			wg.Go(func() { _ = tr.Run(ctx) })
 			for b.Loop() {
-				time.Sleep(8 * time.Second) // until the newcomers are through with joining
-				c0, n0, t0 := cpu(), bursts.Load(), time.Now()
+				time.Sleep(settle) // until the newcomers are through with joining
+				c0, n0, x0, t0 := cpu(), bursts.Load(), exchanges(tr), time.Now()
 				time.Sleep(10 * time.Second)
 				used, done, took := cpu()-c0, bursts.Load()-n0, time.Since(t0)
 				per := float64(used) / float64(done)
 				b.ReportMetric(per/1e3, "µs-cpu/burst")
 				b.ReportMetric(per/1e9*100*100, "%core/100peers@1Hz")
+				b.ReportMetric(float64(exchanges(tr)-x0)/float64(done), "exchanges/burst")
 				b.ReportMetric(float64(done)/took.Seconds()/float64(n), "Hz/peer")
 				b.ReportMetric(float64(failed.Load()), "failed")
 			}
@@ -54,6 +109,16 @@ func BenchmarkPeers(b *testing.B) {
 			wg.Wait()
 		})
 	}
+}
+
+// settle is how long 1,000 newcomers take to join beside each other, with bursts of 16.
+const settle = 20 * time.Second
+
+func exchanges(t *Tracker) (n int64) {
+	for _, s := range t.Statuses() {
+		n += s.Stats.Exchanges
+	}
+	return n
 }
 
 func cpu() time.Duration {

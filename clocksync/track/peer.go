@@ -142,7 +142,21 @@ func (p *peer) step(ctx context.Context, pr *probe.Prober) time.Duration {
 	if p.identity != nil && e.Stats().Exchanges >= joinBurst {
 		every = identityEvery
 	}
-	return jitter(every, rand.Float64())
+	wait := jitter(every, rand.Float64())
+	if p.transport == probe.UDPKernel {
+		wait = together(wait, time.Now())
+	}
+	return wait
+}
+
+// grid is the raster on which bursts begin whose stamps are the kernel's. A process that is woken for one packet at a time
+// spends more on being woken than on the packets, and stamps of the kernel do not care who is served first.
+const grid = 200 * time.Millisecond
+
+// together moves the end of a wait to the raster.
+func together(wait time.Duration, now time.Time) time.Duration {
+	end := now.Add(wait).Round(grid)
+	return max(end.Sub(now), grid/2)
 }
 
 func (p *peer) burstSize() int {
