@@ -31,7 +31,7 @@ const (
 // peer is one followed clock. run's goroutine probes.
 type peer struct {
 	opts  *Options
-	slots chan struct{}
+	slots slots
 	poke  chan struct{}
 
 	past      *History   // set before run, then only read
@@ -50,7 +50,7 @@ type peer struct {
 	st        Status
 }
 
-func newPeer(info Peer, o *Options, slots chan struct{}) *peer {
+func newPeer(info Peer, o *Options, slots slots) *peer {
 	return &peer{info: info, opts: o, slots: slots, poke: make(chan struct{}, 1)}
 }
 
@@ -117,13 +117,14 @@ func (p *peer) snapshot() Peer {
 
 // step makes one burst and returns when to make the next.
 func (p *peer) step(ctx context.Context, pr *probe.Prober) time.Duration {
+	n, slot := p.nextBurst()
 	select {
-	case p.slots <- struct{}{}:
+	case slot <- struct{}{}:
 	case <-ctx.Done():
 		return 0
 	}
-	b, err := pr.Burst(ctx, p.burstSize())
-	<-p.slots
+	b, err := pr.Burst(ctx, n)
+	<-slot
 	if ctx.Err() != nil {
 		return 0
 	}
@@ -159,13 +160,18 @@ func together(wait time.Duration, now time.Time) time.Duration {
 	return max(end.Sub(now), grid/2)
 }
 
-func (p *peer) burstSize() int {
+// nextBurst says how many exchanges the next burst has, and what bounds how many run beside it.
+func (p *peer) nextBurst() (n int, slot chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.ests) == 0 || p.lastAt == 0 {
-		return joinBurst
+	slot = p.slots.program
+	if p.transport == probe.UDPKernel {
+		slot = p.slots.kernel
 	}
-	return p.ests[len(p.ests)-1].BurstSize(p.opts.Burst)
+	if len(p.ests) == 0 || p.lastAt == 0 {
+		return joinBurst, slot
+	}
+	return p.ests[len(p.ests)-1].BurstSize(p.opts.Burst), slot
 }
 
 // fail notes a burst without reply and returns when to try again.

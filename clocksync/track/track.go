@@ -88,7 +88,7 @@ const retired = 256
 type Tracker struct {
 	opts    Options
 	changed chan struct{}
-	slots   chan struct{} // bursts that may run at once: each waits for stamps that others' work would delay
+	slots   slots
 
 	mu     sync.Mutex // guards what follows; short reads and writes only
 	past   *History
@@ -109,10 +109,13 @@ func New(o Options) *Tracker {
 		o.OnUpdate = func(Update) {}
 	}
 	return &Tracker{
-		opts: o, changed: make(chan struct{}, 1), slots: make(chan struct{}, max(2, 2*runtime.GOMAXPROCS(0))),
+		opts: o, changed: make(chan struct{}, 1), slots: slots{make(chan struct{}, max(2, 2*runtime.GOMAXPROCS(0))), make(chan struct{}, 64)},
 		wanted: map[string]Peer{}, peers: map[string]*peer{},
 	}
 }
+
+// slots bound the bursts that run at once. The work of others delays stamps of this program, but not those of the kernel.
+type slots struct{ program, kernel chan struct{} }
 
 // Remember gives the tracker a history, for peers that join from now on.
 func (t *Tracker) Remember(h *History) {
