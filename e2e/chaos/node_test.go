@@ -17,22 +17,22 @@ const noticed = 2 * time.Second
 // slack is for a loaded machine: the tests tell late from never, and log what they measured.
 const slack = 3 * time.Second
 
+// TestANodeThatIsGoneMidRequest: another takes over, and the client sees a gap at most.
 func TestANodeThatIsGoneMidRequest(t *testing.T) {
 	cases := []struct {
-		name  string
-		role  string
-		sig   syscall.Signal
-		stage []string // of the error
+		name string
+		role string
+		sig  syscall.Signal
 	}{
-		{"gennode killed while it decodes", "gen", syscall.SIGKILL, []string{"gen"}},
-		{"gennode's host vanished while it decodes", "gen", syscall.SIGSTOP, []string{"gen"}},
-		{"ctxnode killed while it prefills", "ctx", syscall.SIGKILL, []string{"ctx", "kv"}},
-		{"ctxnode's host vanished while it prefills", "ctx", syscall.SIGSTOP, []string{"ctx", "kv"}},
+		{"gennode killed while it decodes", "gen", syscall.SIGKILL},
+		{"gennode's host vanished while it decodes", "gen", syscall.SIGSTOP},
+		{"ctxnode killed while it prefills", "ctx", syscall.SIGKILL},
+		{"ctxnode's host vanished while it prefills", "ctx", syscall.SIGSTOP},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			r := start(t, cluster.Config{Ctx: 2, Gen: 2})
-			prompt, tokens := 20, 1500
+			prompt, tokens := 20, 600
 			if c.role == "ctx" {
 				prompt, tokens = 1800, 5
 			}
@@ -44,8 +44,9 @@ func TestANodeThatIsGoneMidRequest(t *testing.T) {
 			if err := victim.Signal(c.sig); err != nil {
 				t.Fatal(err)
 			}
-			err := f.wait(t, noticed+slack+time.Duration(prompt)*time.Millisecond)
-			checkEnd(t, err, c.role, c.stage)
+			if err := f.wait(t, noticed+slack+time.Duration(2*prompt+20*tokens)*time.Millisecond); err != nil {
+				t.Errorf("no other node took over: %v", err)
+			}
 			for i := range 4 {
 				r.ok(t, fmt.Sprintf("after-%d", i))
 			}
@@ -53,8 +54,8 @@ func TestANodeThatIsGoneMidRequest(t *testing.T) {
 			if lineErr != nil {
 				t.Fatal(lineErr)
 			}
-			if err != nil && (l.Outcome != "failed" || l.Error == nil) {
-				t.Errorf("timeline has outcome %s, error %+v, want failed with an error", l.Outcome, l.Error)
+			if l.Outcome != "finished" || l.Error != nil {
+				t.Errorf("timeline has outcome %s, error %+v, want finished", l.Outcome, l.Error)
 			}
 			r.idleAmongTheLiving(t, victim)
 			_ = victim.Signal(syscall.SIGKILL) // a stopped one would not drain
