@@ -6,13 +6,13 @@ package cuda
 const maxThin = 16
 
 // thin queues the stage's layers and the head for a decode step of few rows: five kernels a layer. The stream, its copy
-// times the norm's weight, and the sums of its squares go from product to product.
+// times the norm's weight, and the sums of its squares go from product to product. These kernels do not overlap their
+// launches: the loads of the next one would take memory's time from those that the current one waits for, which costs as much
+// as it gains.
 func (d *device) thin(p pass) {
 	meta, layers := uint64(d.meta.at), d.weights.layers
 	d.launch("embedThin", grid{x: p.rows, threads: 128}, meta, uint64(d.weights.embed), uint64(d.last), uint64(layers[0].attnNorm),
 		uint64(d.hidden.at), uint64(d.normed.at), uint64(d.squares.at))
-	d.overlap = d.arch >= 90
-	defer func() { d.overlap = false }()
 	for i := range layers {
 		l := &layers[i]
 		late := l.qNorm != 0 && d.rotatesLate(p)

@@ -1,7 +1,7 @@
 // The products of a decode step of few rows, each with what surrounds it: norm before, rotation, gate or residual behind.
 // They are bound by reading weights. A block makes 16 outputs of all rows at a time and goes on to the next 16; its eight
 // warps take parts of k in turn, and each keeps a ring of weights under way in shared memory. Weights never change, so
-// the ring is filled before the kernel before has ended.
+// where launches overlap the ring is filled before the kernel before has ended.
 //
 // The norm is split: who writes the stream also writes it times the norm's weight (x), and sums of its squares over 16
 // elements each (squares: (row, HIDDEN / 16)); who multiplies x scales the result by the root of their mean.
