@@ -138,6 +138,17 @@ func TestOneTokenHasNoDecode(t *testing.T) {
 	}
 }
 
+func TestTokensThatLeaveInOneWriteHaveNoDecode(t *testing.T) {
+	rs := ring()
+	sent := *rs[0].Stamps.LastTokenNS + 300_000
+	rs[0].Stamps.FirstTokenSentNS = &sent
+	*rs[0].Stamps.EndNS += ms
+	l := Merge(parts(rs), clocks())
+	if s := shape(l); !strings.HasSuffix(s, "relay 26300;decode 0;finish 900;") || l.NegativeSpans != 0 || *l.UnaccountedNS != 0 {
+		t.Errorf("%s, %d negative, unaccounted %d", s, l.NegativeSpans, *l.UnaccountedNS)
+	}
+}
+
 func TestContextFirstTilesTheWholeRequest(t *testing.T) {
 	rs := []*phase.Record{
 		rec(phase.Disagg, map[string]float64{"receive": 0, "parsed": 0.5, "placed": 0.6, "ctx_prepare": 0.6, "ctx_dispatch": 0.7, "ctx_done": 9, "gen_prepare": 9, "gen_dispatch": 9.1, "gen_headers": 9.8, "first_token": 14,

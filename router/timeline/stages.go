@@ -45,7 +45,8 @@ var head = []stage{
 
 var tail = []stage{
 	{name: "relay", from: "R.first_token_ns", to: "R.first_token_sent_ns", when: streamed},
-	{name: "decode", from: "R.first_token_sent_ns|R.first_token_ns", to: "R.last_token_ns", when: streamed | several},
+	// Tokens that are there at once leave in one write, after the last of them was read: then decode is 0.
+	{name: "decode", from: "R.first_token_sent_ns|R.first_token_ns", to: "R.last_token_ns^R.first_token_sent_ns", when: streamed | several},
 	{name: "decode", from: "R.first_token_ns", to: "R.last_token_ns", when: unstreamed | several},
 	// The last token of one is the first, which was read before it was sent.
 	{name: "finish", from: "R.last_token_ns^R.first_token_sent_ns", to: "R.end_ns", when: streamed},
