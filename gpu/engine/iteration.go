@@ -36,6 +36,7 @@ type Iteration struct {
 	PromptTokens int // of NewActive
 	CachedTokens int // of these, not computed here
 	DecodeBlocks int // KV blocks that decode entries took
+	ProbeBlocks  int // new KV blocks of probes: no record has them
 	Requests     []RequestState
 }
 

@@ -44,8 +44,8 @@ func (e *Engine) scheduled(s *Sequence, it sched.Item, now int64) {
 	}
 	r.LastIter = e.iter
 	if n := len(it.Seq.Blocks); n > s.blocks {
-		r.KV.AllocNewBlocks += n - s.blocks
 		r.KV.AllocTotalBlocks += n - s.blocks
+		s.tookBlocks(n - s.blocks)
 		if it.KVLen >= s.target {
 			e.interval.DecodeBlocks += n - s.blocks
 		}
@@ -63,7 +63,7 @@ func (s *Sequence) countBlocks(q *sched.Seq) {
 	kv, totals := &s.report.KV, s.e.pool.Stats().Totals
 	attached := q.Prefix.Blocks()
 	kv.AllocTotalBlocks += len(q.Blocks)
-	kv.AllocNewBlocks += len(q.Blocks) - attached
+	s.tookBlocks(len(q.Blocks) - attached)
 	kv.ReusedBlocks += attached + len(q.Loads)
 	if q.Copy.Tokens > 0 {
 		kv.ReusedBlocks++
@@ -72,6 +72,14 @@ func (s *Sequence) countBlocks(q *sched.Seq) {
 	kv.MissedBlocks += int(totals.Missed - s.e.missed)
 	s.e.missed = totals.Missed
 	s.blocks = len(q.Blocks)
+}
+
+// tookBlocks counts new blocks.
+func (s *Sequence) tookBlocks(n int) {
+	s.report.KV.AllocNewBlocks += n
+	if s.req.Probe {
+		s.e.interval.ProbeBlocks += n
+	}
 }
 
 // record keeps the sequence's part of a step: a chunk of prefill, or a decode step when these were asked for. It is a chunk

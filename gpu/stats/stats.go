@@ -124,6 +124,7 @@ func (c *Collector) carry(it *engine.Iteration) {
 	s.Cached += int64(it.CachedTokens)
 	s.Context += int64(it.ContextTokens)
 	s.Output += int64(it.OutputTokens)
+	s.ProbeBlocks += int64(it.ProbeBlocks)
 	c.kv.decoded += int64(it.DecodeBlocks)
 }
 

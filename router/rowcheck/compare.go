@@ -50,6 +50,7 @@ func (c *Checker) counted(name string, n *node) {
 		{"meridian_iter_cached_tokens_total", n.sums.Cached},
 		{"meridian_iter_context_tokens_total", n.sums.Context},
 		{"meridian_iter_output_tokens_total", n.sums.Output},
+		{"meridian_iter_probe_blocks_total", n.sums.ProbeBlocks},
 		{"meridian_kv_cache_alloc_new_blocks_total", n.kv.AllocNew},
 		{"meridian_kv_cache_reused_blocks_total", n.kv.Reused},
 		{"meridian_kv_cache_missed_blocks_total", n.kv.Missed},
@@ -82,8 +83,8 @@ func (c *Checker) recorded(name string, n *node, whole bool) {
 	}{
 		{"prompt tokens", r.prompt, n.sums.Prompt, true},
 		{"reused prompt tokens", r.cached, n.sums.Cached, true},
-		{"new KV blocks", r.alloc, n.alloc, false},        // probes take blocks, and have no records
-		{"output tokens", r.output, n.sums.Output, false}, // what a stop string or a cancel cut off was sampled too
+		{"new KV blocks", r.alloc, n.alloc - n.sums.ProbeBlocks, true}, // probes have no records
+		{"output tokens", r.output, n.sums.Output, false},              // what a stop string or a cancel cut off was sampled too
 	} {
 		if !more && (p.records > p.rows || all && p.exact && p.records != p.rows) {
 			c.fault(n.at, "the records of %s add up to %d %s, its rows to %d", name, p.records, p.what, p.rows)

@@ -143,6 +143,7 @@ func (n *node) add(r *rows.Row) {
 	n.sums.Cached += r.Sums.Cached
 	n.sums.Context += r.Sums.Context
 	n.sums.Output += r.Sums.Output
+	n.sums.ProbeBlocks += r.Sums.ProbeBlocks
 	if r.KV.Sampled {
 		n.kv = r.KV
 		n.alloc += r.KV.DAllocNew
@@ -163,7 +164,7 @@ func negative(r *rows.Row) (string, bool) {
 		}
 	}
 	q := &r.Requests
-	for _, v := range []int64{q.New, q.NewActive, q.Completed, q.Cancelled, q.Expired, q.Failed, r.Sums.Prompt, r.Sums.Cached, r.Sums.Output} {
+	for _, v := range []int64{q.New, q.NewActive, q.Completed, q.Cancelled, q.Expired, q.Failed, r.Sums.Prompt, r.Sums.Cached, r.Sums.Output, r.Sums.ProbeBlocks} {
 		if v < 0 {
 			return fmt.Sprintf("a count is %d", v), true
 		}

@@ -77,6 +77,10 @@ func TestEachDisagreementIsASentence(t *testing.T) {
 		{"prompt tokens that differ", func(w *world) { w.line.Phases[0].Tokens.Prompt = 11 }, "11 prompt tokens, its rows to 12"},
 		{"output that was never sampled", func(w *world) { w.line.Phases[0].Tokens.Output = 3 }, "3 output tokens, its rows to 2"},
 		{"output that was cut off", func(w *world) { w.line.Phases[0].Tokens.Output = 1 }, ""},
+		{"KV blocks that no record has", func(w *world) { w.line.Phases[0].KV.AllocNewBlocks = 1 }, "1 new KV blocks, its rows to 2"},
+		{"KV blocks of a probe", func(w *world) {
+			w.rows[0].Sums.ProbeBlocks, w.rows[1].KV.AllocNew, w.rows[1].KV.DAllocNew, w.rows[1].KV.Freed = 3, 5, 3, 4
+		}, ""},
 		{"KV blocks that differ", func(w *world) { w.line.Phases[0].KV.AllocNewBlocks = 3 }, "3 new KV blocks, its rows to 2"},
 		{"a place that was held for a request that never started", func(w *world) {
 			w.rows[0].Requests.New, w.rows[0].Requests.NewActive, w.rows[1].Requests.Cancelled = 2, 2, 1

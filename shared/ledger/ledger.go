@@ -129,6 +129,7 @@ func (l *Ledger) add(r *rows.Row) (fell bool) {
 	s.sums.Cached += r.Sums.Cached
 	s.sums.Context += r.Sums.Context
 	s.sums.Output += r.Sums.Output
+	s.sums.ProbeBlocks += r.Sums.ProbeBlocks
 	if k := &r.KV; k.Sampled {
 		s.kv = *k
 		a, b := s.reused.Observe(k.Reused), s.missed.Observe(k.Missed)

@@ -51,6 +51,7 @@ func queueMetrics() []rowMetric {
 		{"iter_cached_tokens_total", "Those of them whose KV was here already.", counter, false, func(s *state) rows.Ratio { return count(s.sums.Cached) }},
 		{"iter_context_tokens_total", "Tokens that prefill computed, again after preemptions included.", counter, true, func(s *state) rows.Ratio { return count(s.sums.Context) }},
 		{"iter_output_tokens_total", "Tokens sampled and given out.", counter, true, func(s *state) rows.Ratio { return count(s.sums.Output) }},
+		{"iter_probe_blocks_total", "New KV blocks that probes took, in alloc_new_blocks too.", counter, true, func(s *state) rows.Ratio { return count(s.sums.ProbeBlocks) }},
 		{"iteration_latency_seconds", "iterLatencyMS of the newest row: with overlap about two loops.", gauge, false, func(s *state) rows.Ratio {
 			return rows.Ratio{V: float64(s.last.IterLatency.NS) / 1e9, OK: s.last.IterLatency.OK}
 		}},

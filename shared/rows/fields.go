@@ -117,6 +117,7 @@ func requestFields() []field {
 		{"sumCachedTokens", func(_ *Static, r *Row) any { return &r.Sums.Cached }},
 		{"sumCtxTokens", func(_ *Static, r *Row) any { return &r.Sums.Context }},
 		{"sumOutputTokens", func(_ *Static, r *Row) any { return &r.Sums.Output }},
+		{"sumProbeBlocks", func(_ *Static, r *Row) any { return &r.Sums.ProbeBlocks }},
 	}
 }
 

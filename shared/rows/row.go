@@ -103,8 +103,11 @@ type Batch struct {
 	DecodedPerIter               Ratio
 }
 
-// Sums are tokens since the row before.
-type Sums struct{ Prompt, Cached, Context, Output int64 }
+// Sums are since the row before.
+type Sums struct {
+	Prompt, Cached, Context, Output int64 // tokens
+	ProbeBlocks                     int64 // new KV blocks that probes took: they are among those of KV, and in no record
+}
 
 // KV is the state of the block pool: counts, totals since the start, and the changes since the last row that had it.
 type KV struct {
