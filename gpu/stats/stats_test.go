@@ -287,7 +287,7 @@ func TestGoldenRows(t *testing.T) {
 			r.stop()
 			static := rows.Static{Node: "gen-1", ClockID: "0123456789abcdef.01234567", Mode: mode, MaxBatchSize: 3, MaxNumTokens: 16,
 				TokensPerBlock: 4, BlockBytes: 512, Window: 8192, Tier: "host"}
-			golden(t, mode+".golden.json", rows.NewCodec().Append(nil, &static, &r.rows[3]))
+			golden(t, mode+".golden.json", rows.NewEncoder(static).Append(nil, &r.rows[3]))
 		})
 	}
 }

@@ -43,7 +43,7 @@ func (w *world) check() []Fault {
 		c.Line(AppendLost(nil, w.static.Node, w.static.ClockID, w.lost), "f:0")
 	}
 	for i := range w.rows {
-		c.Line(rows.NewCodec().Append(nil, &w.static, &w.rows[i]), "f:1")
+		c.Line(rows.NewEncoder(w.static).Append(nil, &w.rows[i]), "f:1")
 	}
 	if w.counters != nil {
 		c.Line(AppendCounters(nil, w.static.Node, w.static.ClockID, w.counters), "f:3")
@@ -109,7 +109,7 @@ func TestEachDisagreementIsASentence(t *testing.T) {
 
 func FuzzLine(f *testing.F) {
 	w := good()
-	f.Add(rows.NewCodec().Append(nil, &w.static, &w.rows[0]))
+	f.Add(rows.NewEncoder(w.static).Append(nil, &w.rows[0]))
 	f.Add(AppendCounters(nil, "n", "c", map[string]float64{"a": 1}))
 	f.Add(AppendLost(nil, "n", "c", 4))
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -12,7 +12,7 @@ import (
 )
 
 func row(node string, seq int64) []byte {
-	return rows.NewCodec().Append(nil, &rows.Static{Node: node, ClockID: "c.1"}, &rows.Row{Seq: seq, Iter: seq, Covers: 1})
+	return rows.NewEncoder(rows.Static{Node: node, ClockID: "c.1"}).Append(nil, &rows.Row{Seq: seq, Iter: seq, Covers: 1})
 }
 
 func check(t *testing.T, dir string) []rowcheck.Fault {

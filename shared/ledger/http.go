@@ -2,8 +2,10 @@ package ledger
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/labstack/echo/v4"
@@ -39,8 +41,14 @@ func (l *Ledger) iterationStats(c echo.Context) error {
 	if l.ring != nil {
 		page = l.ring.Read(after, int(min(limit, int64(l.o.Keep))))
 	}
-	return c.JSONBlob(http.StatusOK, l.page(page))
+	b := pages.Get().(*[]byte)
+	defer pages.Put(b)
+	*b = l.page((*b)[:0], page)
+	return c.JSONBlob(http.StatusOK, *b)
 }
+
+// pages are buffers for answers: a reader comes often, for a hundred KB each time.
+var pages = sync.Pool{New: func() any { return new([]byte) }}
 
 func number(c echo.Context, name string, otherwise int64) (int64, error) {
 	v := c.QueryParam(name)
@@ -58,12 +66,12 @@ func parse(name, v string) (int64, error) {
 	return n, nil
 }
 
-func (l *Ledger) page(p rows.Page) []byte {
+func (l *Ledger) page(b []byte, p rows.Page) []byte {
 	size := 128
 	for _, r := range p.Rows {
 		size += len(r) + 1
 	}
-	w := jsonline.Writer{B: make([]byte, 0, size)}
+	w := jsonline.Writer{B: slices.Grow(b, size)}
 	w.Open('{')
 	w.Bool("enabled", l.ring != nil)
 	w.OpenKey("rows", '[')

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strconv"
 	"time"
 
 	"meridian.internal/shared/jsonline"
@@ -17,83 +16,11 @@ var (
 	ErrSchema = errors.New("rows: unknown schema")
 )
 
-// Codec reads and writes rows.
+// Codec reads rows; an Encoder writes them.
 type Codec struct{ fields []field }
 
 // NewCodec makes a codec, which any number of goroutines may use.
 func NewCodec() *Codec { return &Codec{layout()} }
-
-// Append appends a row as one JSON object, without a newline.
-func (c *Codec) Append(dst []byte, s *Static, r *Row) []byte {
-	w := jsonline.Writer{B: dst}
-	w.Open('{')
-	appendFields(&w, c.fields, s, r)
-	w.Close('}')
-	return w.B
-}
-
-func appendFields(w *jsonline.Writer, fields []field, s *Static, r *Row) {
-	for i := range fields {
-		w.Key(fields[i].key)
-		if fields[i].at == nil {
-			w.B = append(w.B, "null"...)
-			continue
-		}
-		appendValue(w, fields[i].at(s, r), s, r)
-	}
-}
-
-func appendValue(w *jsonline.Writer, at any, s *Static, r *Row) {
-	switch v := at.(type) {
-	case *int64:
-		w.B = strconv.AppendInt(w.B, *v, 10)
-	case *Int:
-		w.B = appendKnown(w.B, v.OK, func(b []byte) []byte { return strconv.AppendInt(b, v.V, 10) })
-	case *Span:
-		w.B = appendKnown(w.B, v.OK, func(b []byte) []byte { return jsonline.AppendFloat(b, float64(v.NS)/1e6) })
-	case *Ratio:
-		w.B = appendKnown(w.B, v.OK, func(b []byte) []byte { return jsonline.AppendFloat(b, v.V) })
-	case *string:
-		w.B = jsonline.AppendString(w.B, *v)
-	case string:
-		w.B = jsonline.AppendString(w.B, v)
-	case int64:
-		w.B = strconv.AppendInt(w.B, v, 10)
-	case *bool:
-		w.B = strconv.AppendBool(w.B, *v)
-	case *wall:
-		w.B = append(time.Unix(0, int64(*v)).UTC().AppendFormat(append(w.B, '"'), time.RFC3339Nano), '"')
-	case list:
-		w.B = append(w.B, '[')
-		appendValue(w, v.of, s, r)
-		w.Close(']')
-	case *object:
-		appendObject(w, v, s, r)
-	case *[]Req:
-		appendRequests(w, *v)
-	}
-}
-
-func appendKnown(b []byte, ok bool, f func([]byte) []byte) []byte {
-	if !ok {
-		return append(b, "null"...)
-	}
-	return f(b)
-}
-
-func appendObject(w *jsonline.Writer, o *object, s *Static, r *Row) {
-	if o.absent {
-		w.B = append(w.B, "null"...)
-		return
-	}
-	opening, closing := [...]string{"{", "[{", `{"`}[o.shape], [...]string{"}", "}]", "}}"}[o.shape]
-	w.B = append(w.B, opening...)
-	if o.shape == byWindow {
-		w.B = append(strconv.AppendInt(w.B, s.Window, 10), `":{`...)
-	}
-	appendFields(w, o.fields, s, r)
-	w.B = append(w.B, closing...)
-}
 
 // Parse reads a row. Unknown keys are skipped. Its errors are ErrBadRow and ErrSchema.
 func (c *Codec) Parse(b []byte) (s Static, r Row, err error) {

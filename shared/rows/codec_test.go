@@ -55,7 +55,7 @@ func TestRowsSurviveARoundTrip(t *testing.T) {
 		{"KV sampled and empty", Static{Window: 128}, Row{KV: KV{Sampled: true}}},
 		{"no request", Static{}, Row{PerReq: []Req{}}},
 	} {
-		text := c.Append(nil, &tt.static, &tt.row)
+		text := NewEncoder(tt.static).Append(nil, &tt.row)
 		if !json.Valid(text) {
 			t.Errorf("%s: no JSON: %s", tt.name, text)
 		}
@@ -100,7 +100,7 @@ func TestEveryKeyIsInEveryRow(t *testing.T) {
 	s, r := full()
 	for _, row := range []Row{r, {}, {KV: KV{Sampled: true}}} {
 		var m map[string]any
-		if err := json.Unmarshal(NewCodec().Append(nil, &s, &row), &m); err != nil {
+		if err := json.Unmarshal(NewEncoder(s).Append(nil, &row), &m); err != nil {
 			t.Fatal(err)
 		}
 		for group, names := range keys {
@@ -148,8 +148,8 @@ func TestParseRefusesWhatIsNoRow(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	c := NewCodec()
 	s, r := full()
-	f.Add(c.Append(nil, &s, &r))
-	f.Add(c.Append(nil, &Static{}, &Row{}))
+	f.Add(NewEncoder(s).Append(nil, &r))
+	f.Add(NewEncoder(Static{}).Append(nil, &Row{}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, r, err := c.Parse(b)
 		if err != nil {
@@ -158,7 +158,7 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		if _, _, err := c.Parse(c.Append(nil, &s, &r)); err != nil {
+		if _, _, err := c.Parse(NewEncoder(s).Append(nil, &r)); err != nil {
 			t.Fatalf("what was read cannot be written and read again: %v", err)
 		}
 	})
@@ -167,7 +167,7 @@ func FuzzParse(f *testing.F) {
 func BenchmarkAppend(b *testing.B) {
 	c := NewCodec()
 	s, r := full()
-	s, r, err := c.Parse(c.Append(nil, &s, &r)) // of the golden row, if it is there
+	s, r, err := c.Parse(NewEncoder(s).Append(nil, &r)) // of the golden row, if it is there
 	if text, gone := os.ReadFile("../../gpu/stats/testdata/overlap.golden.json"); gone == nil {
 		s, r, err = c.Parse(text)
 	}
@@ -175,10 +175,11 @@ func BenchmarkAppend(b *testing.B) {
 		b.Fatal(err)
 	}
 	r.PerReq = nil
+	e := NewEncoder(s)
 	var buf []byte
 	b.ReportAllocs()
 	for b.Loop() {
-		buf = c.Append(buf[:0], &s, &r)
+		buf = e.Append(buf[:0], &r)
 	}
 	b.SetBytes(int64(len(buf)))
 }

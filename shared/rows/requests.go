@@ -26,13 +26,9 @@ func reqLayout() []reqField {
 	}
 }
 
-func appendRequests(w *jsonline.Writer, list []Req) {
-	if list == nil {
-		w.B = append(w.B, "null"...)
-		return
-	}
+func appendRequests(b []byte, list []Req) []byte {
 	fields := reqLayout()
-	w.B = append(w.B, '[')
+	w := jsonline.Writer{B: append(b, '[')}
 	for i := range list {
 		w.Open('{')
 		for _, f := range fields {
@@ -41,11 +37,11 @@ func appendRequests(w *jsonline.Writer, list []Req) {
 				w.B = append(w.B, "null"...)
 				continue
 			}
-			appendValue(w, f.at(&list[i]), nil, nil)
+			w.B = appendValue(w.B, f.at(&list[i]))
 		}
 		w.Close('}')
 	}
-	w.B = append(w.B, ']')
+	return append(w.B, ']')
 }
 
 func (p *parser) requests() []Req {

@@ -5,8 +5,7 @@ import "sync"
 // Ring keeps the newest rows of one engine and gives them to any number of readers, each with a cursor of its own: reading
 // takes nothing away. Put costs the engine a copy; a row becomes text when somebody first reads it, once for all readers.
 type Ring struct {
-	static Static
-	codec  *Codec
+	encoder *Encoder
 
 	mu     sync.Mutex // guards what follows; held for one row
 	slots  []slot
@@ -22,11 +21,11 @@ type slot struct {
 
 // NewRing makes a ring of so many rows, at least 1.
 func NewRing(s Static, rows int) *Ring {
-	return &Ring{static: s, codec: NewCodec(), slots: make([]slot, max(rows, 1))}
+	return &Ring{encoder: NewEncoder(s), slots: make([]slot, max(rows, 1))}
 }
 
 // Static is what all rows have in common.
-func (g *Ring) Static() Static { return g.static }
+func (g *Ring) Static() Static { return g.encoder.static }
 
 // Put adds a row and gives it its number. It never waits for a reader. The ring keeps row.PerReq.
 func (g *Ring) Put(row *Row) {
@@ -108,7 +107,7 @@ func (g *Ring) text(seq int64) []byte {
 	case text != nil:
 		return text
 	}
-	text = g.codec.Append(make([]byte, 0, rowBytes), &g.static, &row)
+	text = g.encoder.Append(make([]byte, 0, rowBytes), &row)
 	g.mu.Lock()
 	if s.row.Seq == seq {
 		s.text = text
@@ -118,7 +117,7 @@ func (g *Ring) text(seq int64) []byte {
 }
 
 // rowBytes is more than a usual row takes.
-const rowBytes = 5 << 10
+const rowBytes = 4 << 10
 
 // Changed is closed when a row comes after the number, or the ring is closed.
 func (g *Ring) Changed(after int64) <-chan struct{} {

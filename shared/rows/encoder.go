@@ -1,0 +1,137 @@
+package rows
+
+import (
+	"strconv"
+	"time"
+
+	"meridian.internal/shared/jsonline"
+)
+
+// Encoder writes the rows of one engine. All text that its rows share is put together once: keys, nulls and what is static.
+type Encoder struct {
+	static      Static
+	without, kv program // rows that did not sample KV, and rows that did
+}
+
+// program is the text of a row, cut where a value comes that differs from row to row.
+type program struct {
+	parts []part
+	end   string
+}
+
+// part is text and the value after it.
+type part struct {
+	text string
+	at   func(s *Static, r *Row) any
+}
+
+// NewEncoder makes an encoder, which any number of goroutines may use.
+func NewEncoder(s Static) *Encoder {
+	e := &Encoder{static: s}
+	e.without, e.kv = e.compile(false), e.compile(true)
+	return e
+}
+
+// Append appends a row as one JSON object, without a newline.
+func (e *Encoder) Append(dst []byte, r *Row) []byte {
+	p := &e.without
+	if r.KV.Sampled {
+		p = &e.kv
+	}
+	for i := range p.parts {
+		dst = append(dst, p.parts[i].text...)
+		dst = appendValue(dst, p.parts[i].at(&e.static, r))
+	}
+	return append(dst, p.end...)
+}
+
+// compiler walks the layout with two rows: what is at the same place in both is the same in all.
+type compiler struct {
+	w     jsonline.Writer
+	from  int // where the text of the next part begins
+	s     *Static
+	rows  [2]Row
+	parts []part
+}
+
+func (e *Encoder) compile(kv bool) program {
+	c := compiler{s: &e.static}
+	for i := range c.rows {
+		c.rows[i].KV.Sampled = kv
+	}
+	c.w.Open('{')
+	c.fields(layout())
+	c.w.Close('}')
+	return program{c.parts, string(c.w.B[c.from:])}
+}
+
+func (c *compiler) fields(fields []field) {
+	for i := range fields {
+		f := &fields[i]
+		c.w.Key(f.key)
+		if f.at == nil {
+			c.w.B = append(c.w.B, "null"...)
+			continue
+		}
+		v := f.at(c.s, &c.rows[0])
+		if o, ok := v.(*object); ok {
+			c.object(o)
+		} else if v == f.at(c.s, &c.rows[1]) {
+			c.w.B = appendValue(c.w.B, v)
+		} else {
+			c.parts = append(c.parts, part{string(c.w.B[c.from:]), f.at})
+			c.w.B = append(c.w.B, '0') // in the value's place: the writer puts its commas by what is before them
+			c.from = len(c.w.B)
+		}
+	}
+}
+
+func (c *compiler) object(o *object) {
+	if o.absent {
+		c.w.B = append(c.w.B, "null"...)
+		return
+	}
+	opening, closing := [...]string{"{", "[{", `{"`}[o.shape], [...]string{"}", "}]", "}}"}[o.shape]
+	c.w.B = append(c.w.B, opening...)
+	if o.shape == byWindow {
+		c.w.B = append(strconv.AppendInt(c.w.B, c.s.Window, 10), `":{`...)
+	}
+	c.fields(o.fields)
+	c.w.B = append(c.w.B, closing...)
+}
+
+func appendValue(b []byte, at any) []byte {
+	switch v := at.(type) {
+	case *int64:
+		return strconv.AppendInt(b, *v, 10)
+	case *Int:
+		if v.OK {
+			return strconv.AppendInt(b, v.V, 10)
+		}
+	case *Span:
+		if v.OK {
+			return jsonline.AppendFloat(b, float64(v.NS)/1e6)
+		}
+	case *Ratio:
+		if v.OK {
+			return jsonline.AppendFloat(b, v.V)
+		}
+	case *string:
+		return jsonline.AppendString(b, *v)
+	case string:
+		return jsonline.AppendString(b, v)
+	case int64:
+		return strconv.AppendInt(b, v, 10)
+	case *bool:
+		return strconv.AppendBool(b, *v)
+	case *wall:
+		return append(time.Unix(0, int64(*v)).UTC().AppendFormat(append(b, '"'), time.RFC3339Nano), '"')
+	case list:
+		return append(appendValue(append(b, '['), v.of), ']')
+	case *[]Req:
+		if *v != nil {
+			return appendRequests(b, *v)
+		}
+	}
+	return append(b, "null"...)
+}
