@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -35,6 +36,7 @@ type Config struct {
 	RouterArgs  []string
 	Args        []string      // further options of every daemon
 	Key         string        // API key of an administrator, where RouterArgs names a file of keys
+	TLS         *tls.Config   // trust in nodes and clocksync, where Args gives them certificates; nil: they serve plain HTTP
 	Grace       time.Duration // --grace of every daemon; 0: 5 s
 	Logger      *slog.Logger  // nil: slog.Default()
 }
@@ -83,6 +85,7 @@ func Start(ctx context.Context, cfg Config) (*Cluster, error) {
 		c.net.close()
 		return nil, err
 	}
+	c.trust(cfg.TLS)
 	for _, p := range c.All() {
 		if err := p.start(c.spawner); err != nil {
 			return nil, errors.Join(err, c.Stop())

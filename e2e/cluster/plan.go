@@ -2,12 +2,14 @@ package cluster
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"net/http"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -53,9 +55,22 @@ func (c *Cluster) plan() error {
 	return nil
 }
 
+// trust makes HTTPS of the URLs of those who serve it.
+func (c *Cluster) trust(conf *tls.Config) {
+	if conf == nil {
+		return
+	}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: conf}}
+	for _, p := range c.All() {
+		if p.Kind != "router" {
+			p.URL, p.client = strings.Replace(p.URL, "http://", "https://", 1), client
+		}
+	}
+}
+
 func (c *Cluster) process(kind, name, listen string, args ...string) *Process {
 	return &Process{
-		Name: name, Kind: kind, URL: "http://" + listen,
+		Name: name, Kind: kind, URL: "http://" + listen, client: http.DefaultClient,
 		Log:  filepath.Join(c.cfg.Dir, "logs", name+".log"),
 		bin:  filepath.Join(c.cfg.Bin, kind),
 		args: append(append([]string{"--listen", listen}, args...), c.cfg.Args...),
@@ -134,7 +149,7 @@ func (p *Process) ready(ctx context.Context) (bool, string) {
 	if err != nil {
 		return false, err.Error()
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := p.client.Do(req)
 	if err != nil {
 		return false, err.Error()
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,13 +16,14 @@ import (
 
 // Process is one daemon of the cluster.
 type Process struct {
-	Name  string // ctx0, gen0, router, clocksync
-	Kind  string // binary: ctxnode, gennode, router, clocksync
-	URL   string
-	Log   string // file of its stdout and stderr
-	args  []string
-	bin   string
-	enter []string // command that turns into bin, in another namespace; empty: none
+	Name   string // ctx0, gen0, router, clocksync
+	Kind   string // binary: ctxnode, gennode, router, clocksync
+	URL    string
+	Log    string // file of its stdout and stderr
+	args   []string
+	bin    string
+	client *http.Client // asks for its health
+	enter  []string     // command that turns into bin, in another namespace; empty: none
 
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it has ended

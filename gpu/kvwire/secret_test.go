@@ -3,6 +3,7 @@ package kvwire
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -105,6 +106,37 @@ func TestARequestBeforeTheProofIsNotServed(t *testing.T) {
 		}
 		if h, _, err := readFrame(l.r, nil, nil); err == nil {
 			t.Errorf("got a frame of type %d, want the end of the connection", h.Type)
+		}
+	})
+}
+
+// What strangers send before they have proved anything: whatever it is, only the one right proof passes.
+func FuzzProof(f *testing.F) {
+	key := []byte("0123456789abcdef")
+	receiver, sender := strings.Repeat("a", 2*nonceBytes), strings.Repeat("b", 2*nonceBytes)
+	right := prove(key, roleReceiver, receiver, sender)
+	f.Add([]byte(`{"proof":"` + right + `"}`))
+	f.Add([]byte(`{"proof":"` + prove(key, roleSender, receiver, sender) + `"}`))
+	f.Add([]byte(`{"proof":null}`))
+	f.Add([]byte(`{"nonce":"` + receiver + `","proof":""}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		p, err := parseJSON[Proof](TypeProof, raw)
+		if err != nil {
+			if !errors.Is(err, ErrFrame) {
+				t.Fatalf("undocumented error %v", err)
+			}
+			return
+		}
+		if err := checkProof(key, roleReceiver, receiver, sender, p.Proof); (err == nil) != (p.Proof == right) {
+			t.Fatalf("proof %q: %v", p.Proof, err)
+		}
+		h, err := parseJSON[Hello](TypeHello, raw)
+		if err != nil {
+			return
+		}
+		// A receiver may choose its nonce, and send back what it was told: that proves nothing.
+		if checkProof(key, roleReceiver, h.Nonce, sender, prove(key, roleSender, h.Nonce, sender)) == nil {
+			t.Fatalf("nonce %q: the sender's own proof was taken for the receiver's", h.Nonce)
 		}
 	})
 }

@@ -6,14 +6,14 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 )
 
-// raw sends bytes as they are and gives the status of the first answer; 0: the connection was closed without one.
-func (c *cluster) raw(text string) int {
+// raw sends bytes as they are, and where it ends says that no more will come. It gives the status of the first answer; 0: the
+// connection was closed without one.
+func (c *cluster) raw(text string, ends bool) int {
 	c.t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
 	if err != nil {
@@ -24,7 +24,9 @@ func (c *cluster) raw(text string) int {
 	if _, err := io.WriteString(conn, text); err != nil {
 		return 0
 	}
-	_ = conn.(*net.TCPConn).CloseWrite()
+	if ends {
+		_ = conn.(*net.TCPConn).CloseWrite()
+	}
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		return 0
@@ -47,7 +49,7 @@ func TestHostileRequests(t *testing.T) {
 		"an unknown encoding":    {head("Transfer-Encoding: xchunked\r\nContent-Length: 27") + body, []int{400, 501}},
 		"two encodings":          {head("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity") + "0\r\n\r\n", []int{400, 501}},
 		"a space before a colon": {head("Content-Length : 27") + body, []int{400}},
-		"a body that is short":   {head("Content-Length: 500") + body, []int{408}},
+		"a body that is short":   {head("Content-Length: 500") + body, []int{408}}, // its end comes: TestABodyThatNeverComesIsCut waits for one that does not
 		"a promise too large":    {head("Content-Length: 99999999999") + body, []int{413}},
 		"a negative length":      {head("Content-Length: -1") + body, []int{400}},
 		"a broken chunk":         {head("Transfer-Encoding: chunked") + "zz\r\n", []int{408}},
@@ -59,11 +61,11 @@ func TestHostileRequests(t *testing.T) {
 		"no JSON":                {sized("prompt=hi"), []int{400}},
 		"a NUL":                  {sized("{\"model\":\"m\",\"prompt\":\"a\x00b\"}"), []int{400}},
 		"an id with a quote":     {head("X-Request-Id: a\"b\r\nContent-Length: 27") + body, []int{400}},
-		"an id with a line end":  {head("X-Request-Id: a\nb: c\r\nContent-Length: 27") + body, []int{400, 499, 200}}, // a header b, not an id; 499: the end of our side was seen first
+		"an id with a line end":  {head("X-Request-Id: a\nb: c\r\nContent-Length: 27") + body, []int{400, 200}}, // 200: a header b, not an id
 		"an id of markup":        {head("X-Request-Id: <script>\r\nContent-Length: 27") + body, []int{400}},
 		"a long id":              {head("X-Request-Id: "+strings.Repeat("a", 500)+"\r\nContent-Length: 27") + body, []int{400}},
 	} {
-		got := c.raw(k.text)
+		got := c.raw(k.text, k.want[0] == http.StatusRequestTimeout)
 		ok := false
 		for _, w := range k.want {
 			ok = ok || got == w
@@ -91,18 +93,5 @@ func TestControlHeadersOfClientsReachNoNode(t *testing.T) {
 		if l.body["output_token_ids"] != nil || strings.Contains(l.raw, "evil") {
 			t.Errorf("%s got %s", l.node, l.raw)
 		}
-	}
-}
-
-func TestABodyGetsNoMemoryForItsLengthAlone(t *testing.T) {
-	s := &session{p: &Proxy{o: Options{MaxBody: 1 << 30}}, rc: http.NewResponseController(httptest.NewRecorder())}
-	req, err := http.NewRequestWithContext(t.Context(), "POST", "/", strings.NewReader("x"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.ContentLength = 1 << 30
-	body, e := s.readBody(req)
-	if e != nil || len(body) != 1 || cap(body) > maxPromise {
-		t.Errorf("%d bytes in %d, %v", len(body), cap(body), e)
 	}
 }

@@ -24,7 +24,7 @@ type metrics struct {
 	retryRefused prometheus.Counter
 }
 
-func newMetrics(r prometheus.Registerer, h *health, d *door, p *pool.Pool) (*metrics, error) {
+func newMetrics(r prometheus.Registerer, h *health, d *door, b *bodies, p *pool.Pool) (*metrics, error) {
 	seconds := prometheus.ExponentialBuckets(0.001, 2, 16)
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -62,11 +62,14 @@ func newMetrics(r prometheus.Registerer, h *health, d *door, p *pool.Pool) (*met
 			Name: "meridian_router_retries_refused_total", Help: "Retries that the budget had no room for.",
 		}),
 	}
+	for _, stage := range []string{"ctx", "kv", "gen", "place"} { // there from the start, at 0
+		m.retries.WithLabelValues(stage)
+	}
 	if r == nil {
 		return m, nil
 	}
 	for _, c := range []prometheus.Collector{
-		m.requests, m.inflight, m.ttft, m.itl, m.e2e, m.overhead, m.retries, m.decisions, m.tokens, m.resumes, m.retryRefused, healthMetrics{h, d}, nodeMetrics{p}} {
+		m.requests, m.inflight, m.ttft, m.itl, m.e2e, m.overhead, m.retries, m.decisions, m.tokens, m.resumes, m.retryRefused, healthMetrics{h, d, b}, nodeMetrics{p}} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register metric: %w", err)
 		}
@@ -85,12 +88,14 @@ var (
 	retryBudget = prometheus.NewDesc("meridian_router_retry_budget", "Retries that may follow now.", nil, nil)
 	doorLoad    = prometheus.NewDesc("meridian_router_admission", "Sub-requests that were let in, and those that wait.", []string{"state"}, nil)
 	doorLimit   = prometheus.NewDesc("meridian_router_admission_limit", "Sub-requests that may run at a time.", nil, nil)
+	bodyBytes   = prometheus.NewDesc("meridian_router_body_bytes", "Memory of the bodies of requests that have not ended.", nil, nil)
 )
 
-// healthMetrics shows breakers, budget and door as they are at the scrape.
+// healthMetrics shows breakers, budget, door and bodies as they are at the scrape.
 type healthMetrics struct {
 	h *health
 	d *door
+	b *bodies
 }
 
 // Describe is prometheus.Collector's.
@@ -99,6 +104,7 @@ func (m healthMetrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- retryBudget
 	ch <- doorLoad
 	ch <- doorLimit
+	ch <- bodyBytes
 }
 
 // Collect is prometheus.Collector's.
@@ -112,4 +118,5 @@ func (m healthMetrics) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(doorLoad, prometheus.GaugeValue, float64(running), "running")
 	ch <- prometheus.MustNewConstMetric(doorLoad, prometheus.GaugeValue, float64(waiting), "waiting")
 	ch <- prometheus.MustNewConstMetric(doorLimit, prometheus.GaugeValue, float64(limit))
+	ch <- prometheus.MustNewConstMetric(bodyBytes, prometheus.GaugeValue, float64(m.b.used.Load()))
 }

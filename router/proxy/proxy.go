@@ -65,6 +65,7 @@ type Options struct {
 	Logger     *slog.Logger
 	NoBus      bool          // records of nodes cannot reach this router: its own is all that a timeline waits for
 	MaxBody    int           // bytes of a request body; 0: 16 MiB
+	MaxBodies  int64         // bytes of the bodies of all requests that have not ended; 0: 64 x MaxBody
 	Timeout    time.Duration // longest life of a request; 0: 10 min
 	ClientIdle time.Duration // a client that takes nothing for so long is cut; 0: 30 s
 	MaxRunning int           // sub-requests that run at a time; 0: twice what the generation nodes have slots for
@@ -80,6 +81,7 @@ type Proxy struct {
 
 	health *health
 	door   *door
+	bodies *bodies
 }
 
 const (
@@ -122,6 +124,9 @@ func New(o Options) (*Proxy, error) {
 	if o.MaxBody == 0 {
 		o.MaxBody = defaultMaxBody
 	}
+	if o.MaxBodies == 0 {
+		o.MaxBodies = bodiesPerBody * int64(o.MaxBody)
+	}
 	if o.Timeout == 0 {
 		o.Timeout = defaultTimeout
 	}
@@ -134,12 +139,12 @@ func New(o Options) (*Proxy, error) {
 	if o.QueueTime == 0 {
 		o.QueueTime = defaultQueueTime
 	}
-	health, door := newHealth(o.Steady.Now), newDoor(&o)
-	met, err := newMetrics(o.Metrics, health, door, o.Pool)
+	health, door, all := newHealth(o.Steady.Now), newDoor(&o), &bodies{limit: o.MaxBodies}
+	met, err := newMetrics(o.Metrics, health, door, all, o.Pool)
 	if err != nil {
 		return nil, err
 	}
-	return &Proxy{o: o, ids: newMinter(o.Name, o.Steady), met: met, health: health, door: door}, nil
+	return &Proxy{o: o, ids: newMinter(o.Name, o.Steady), met: met, health: health, door: door, bodies: all}, nil
 }
 
 // Ready tells whether a request could be placed now; the error says why not.

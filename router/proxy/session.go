@@ -2,8 +2,6 @@ package proxy
 
 import (
 	"context"
-	"errors"
-	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -38,6 +36,7 @@ type session struct {
 	parsed     int64         // 0: it was refused before
 	admittedNS int64         // 0: it was not let in
 	life       time.Duration // longest life of the request, from received
+	bodyBytes  int64         // of the memory of all bodies; see bodies
 	seed       uint64
 	head       api.Head
 	idJSON     []byte
@@ -70,6 +69,7 @@ func (p *Proxy) serve(c echo.Context, chat bool) error {
 	p.met.inflight.Inc()
 	defer p.met.inflight.Dec()
 	defer s.endKey()
+	defer s.giveBody()
 	e := s.prepare(c.Request(), chat)
 	s.w.Header().Set(api.HeaderRequestID, s.publicID())
 	if e != nil && e.Status() == http.StatusUnauthorized {
@@ -173,46 +173,6 @@ func (s *session) prepare(r *http.Request, chat bool) *api.Error {
 	}
 	s.parsed = s.p.o.Steady.Now()
 	return nil
-}
-
-// bodyTime bounds how long a client may take to send its body.
-const bodyTime = 30 * time.Second
-
-// maxPromise is the memory that a body gets for its Content-Length alone; more follows as its bytes come.
-const maxPromise = 128 << 10
-
-func (s *session) readBody(r *http.Request) ([]byte, *api.Error) {
-	if r.ContentLength > int64(s.p.o.MaxBody) {
-		e := api.Invalid("", "the body has %d bytes; the limit is %d", r.ContentLength, s.p.o.MaxBody)
-		e.Code = http.StatusRequestEntityTooLarge
-		return nil, e
-	}
-	_ = s.rc.SetReadDeadline(time.Now().Add(bodyTime)) // a writer in tests has none
-	body := make([]byte, 0, min(maxPromise, max(512, r.ContentLength+1)))
-	body, err := readAll(body, io.LimitReader(r.Body, int64(s.p.o.MaxBody)+1))
-	if err != nil {
-		e := api.Invalid("", "the body could not be read")
-		e.Code = http.StatusRequestTimeout
-		return nil, e
-	}
-	_ = s.rc.SetReadDeadline(time.Time{})
-	return body, nil
-}
-
-func readAll(b []byte, r io.Reader) ([]byte, error) {
-	for {
-		if len(b) == cap(b) {
-			b = append(b, 0)[:len(b)]
-		}
-		n, err := r.Read(b[len(b):cap(b)])
-		b = b[:len(b)+n]
-		if errors.Is(err, io.EOF) {
-			return b, nil
-		}
-		if err != nil {
-			return b, err
-		}
-	}
 }
 
 // run runs all sub-requests; the first failure ends the others.

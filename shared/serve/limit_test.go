@@ -2,13 +2,16 @@ package serve
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"io"
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/labstack/echo/v4"
@@ -88,5 +91,68 @@ func TestHeadersAreBounded(t *testing.T) {
 	res, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err == nil && res.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
 		t.Errorf("400 KB of headers: status %d, want 431", res.StatusCode)
+	}
+}
+
+// pipes is a listener of connections in memory, whose deadlines are those of a test's bubble.
+type pipes struct {
+	conns chan net.Conn
+	once  sync.Once
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	c, ok := <-p.conns
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return c, nil
+}
+func (p *pipes) Close() error   { p.once.Do(func() { close(p.conns) }); return nil }
+func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
+
+func TestSlowHeadersAndIdleConnectionsAreCut(t *testing.T) {
+	for name, k := range map[string]struct {
+		first string        // sent at once
+		drip  time.Duration // between further header lines
+		limit time.Duration
+	}{
+		"nothing is sent":        {"", 0, readHeaderTimeout},
+		"half a head":            {"GET /healthz HTTP/1.1\r\nHost: x\r\n", 0, readHeaderTimeout},
+		"a header line a second": {"GET /healthz HTTP/1.1\r\nHost: x\r\n", time.Second, readHeaderTimeout},
+		"no second request":      {"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 0, idleTimeout},
+	} {
+		s, err := New(Options{Listen: "127.0.0.1:0", Logger: quiet})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+		synctest.Test(t, func(t *testing.T) {
+			ln := &pipes{conns: make(chan net.Conn)}
+			s.listener = ln
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- s.Serve(ctx) }()
+			client, server := net.Pipe()
+			var writer sync.WaitGroup
+			defer writer.Wait()
+			defer client.Close()
+			ln.conns <- server
+			began := time.Now()
+			writer.Go(func() {
+				_, err := io.WriteString(client, k.first)
+				for n := 0; k.drip > 0 && err == nil; n++ {
+					time.Sleep(k.drip)
+					_, err = io.WriteString(client, "X: y\r\n")
+				}
+			})
+			_, _ = io.Copy(io.Discard, client) // until the server closes it
+			if took := time.Since(began); took < k.limit-time.Second || took > k.limit+2*time.Second {
+				t.Errorf("%s: cut after %s, want %s", name, took, k.limit)
+			}
+			stop()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

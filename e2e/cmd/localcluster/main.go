@@ -34,6 +34,7 @@ type layout struct {
 	TimeShift map[string]time.Duration `help:"Start a node under a clock that is ahead by whole seconds (a time namespace; needs root)." placeholder:"NODE=DURATION"`
 	Shuttle   map[string]string        `help:"Start a node behind a path of known delay to it and back, and jitter (a network namespace; needs root)." placeholder:"NODE=THERE/BACK[/JITTER]"`
 	NodeFlag  map[string]string        `help:"Further option of one node, as in gen0=--fault-clock-lie=1ms." placeholder:"NODE=FLAG"`
+	Token     string                   `help:"File with the secret of the cluster: every daemon gets it as --cluster-token, and takes only those who know it." name:"cluster-token" placeholder:"FILE" type:"path"`
 	Dir       string                   `help:"Run folder for logs and state; empty: a new one for temporary files." placeholder:"DIR" type:"path"`
 }
 
@@ -70,8 +71,12 @@ func (l layout) config(log *slog.Logger) (cluster.Config, error) {
 	if l.Device == "cuda" {
 		nodeArgs = []string{fmt.Sprintf("--gpu-memory-fraction=%.3f", cardShare/float64(l.Ctx+l.Gen))}
 	}
+	var args []string
+	if l.Token != "" {
+		args = []string{"--cluster-token", l.Token}
+	}
 	return cluster.Config{
-		NodeArgs: nodeArgs, Places: places, Bin: bin, Dir: dir, Traces: traces, Ctx: l.Ctx, Gen: l.Gen, Model: l.Model, Device: l.Device, Logger: log,
+		Args: args, NodeArgs: nodeArgs, Places: places, Bin: bin, Dir: dir, Traces: traces, Ctx: l.Ctx, Gen: l.Gen, Model: l.Model, Device: l.Device, Logger: log,
 	}, nil
 }
 

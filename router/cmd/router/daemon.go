@@ -178,7 +178,7 @@ func (d *daemon) openProxy(context.Context) (err error) {
 		Name: d.o.Name, Pool: d.pool, Client: d.client, Steady: d.steady, Schedule: d.o.Schedule,
 		Tokenizers: d.tokens, Keys: d.keys,
 		Record: d.lines.add, Begin: d.lines.collector.Begin, Expect: d.lines.collector.Expect, Timelines: d.lines.reader(), Estimate: d.clocks.Newest, Exchange: d.clocks.Exchange, Metrics: d.metrics, Logger: d.log,
-		NoBus: d.conn == nil, MaxBody: d.o.MaxBody, Timeout: d.o.Timeout, ClientIdle: d.o.ClientIdle,
+		NoBus: d.conn == nil, MaxBody: d.o.MaxBody, MaxBodies: d.o.MaxBodies, Timeout: d.o.Timeout, ClientIdle: d.o.ClientIdle,
 		MaxRunning: d.o.MaxRunning, Queue: d.o.Queue, QueueTime: d.o.QueueTime,
 	})
 	return err

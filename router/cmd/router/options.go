@@ -43,6 +43,7 @@ type options struct {
 	Queue        int           `help:"Sub-requests that may wait; over it those of a lower priority or of the busiest API key give way, or the newcomer is refused with 429." default:"1024"`
 	QueueTime    time.Duration `help:"Longest wait; a request whose estimated wait is longer is refused at once with 503." name:"queue-time" default:"10s"`
 	MaxBody      int           `help:"Largest request body, in bytes." default:"16777216"`
+	MaxBodies    int64         `help:"Bytes of the bodies of all requests that have not ended; a request whose body finds no room gets a 503. 0: 64 times --max-body." name:"max-bodies" default:"0" placeholder:"BYTES"`
 	APIKeys      string        `help:"File of the API keys of clients (docs/security.md); it is followed while serving. Empty: everybody may do everything." name:"api-keys" type:"path" placeholder:"FILE"`
 
 	serve.TLSFlags     `embed:"" group:"Security"`
@@ -78,6 +79,8 @@ func (o *options) Validate() error {
 		return fmt.Errorf("--queue-time %s: must be 1ms or more", o.QueueTime)
 	case o.MaxBody < 1024:
 		return fmt.Errorf("--max-body %d: must be 1024 or more", o.MaxBody)
+	case o.MaxBodies < 0 || (o.MaxBodies > 0 && o.MaxBodies <= int64(o.MaxBody)):
+		return fmt.Errorf("--max-bodies %d: must be more than --max-body %d, or 0", o.MaxBodies, o.MaxBody)
 	case o.MaxConns < 1:
 		return fmt.Errorf("--max-conns %d: must be 1 or more", o.MaxConns)
 	case o.TracesMax < 0:

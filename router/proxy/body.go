@@ -1,0 +1,81 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"meridian.internal/shared/api"
+)
+
+const (
+	// bodyTime bounds how long a client may take to send its body.
+	bodyTime = 30 * time.Second
+	// maxPromise is the memory that a body gets for its Content-Length alone; more follows as its bytes come.
+	maxPromise = 128 << 10
+	minBody    = 512
+	// bodiesPerBody bounds the memory of all bodies where nothing is configured: so many of the largest.
+	bodiesPerBody = 64
+)
+
+// bodies is the memory of the bodies of all requests that have not ended. Safe for concurrent use.
+type bodies struct {
+	limit int64
+	used  atomic.Int64
+}
+
+// take takes n bytes more; false: they are not there, and none was taken.
+func (b *bodies) take(n int64) bool {
+	if b.used.Add(n) > b.limit {
+		b.used.Add(-n)
+		return false
+	}
+	return true
+}
+
+// readBody reads the body, within the limits of its size, of its time and of the memory of all bodies.
+func (s *session) readBody(r *http.Request) ([]byte, *api.Error) {
+	limit := s.p.o.MaxBody
+	if r.ContentLength > int64(limit) {
+		e := api.Invalid("", "the body has %d bytes; the limit is %d", r.ContentLength, limit)
+		e.Code = http.StatusRequestEntityTooLarge
+		return nil, e
+	}
+	_ = s.rc.SetReadDeadline(time.Now().Add(bodyTime)) // a writer in tests has none
+	from := io.LimitReader(r.Body, int64(limit)+1)
+	var body []byte
+	size := min(maxPromise, max(minBody, int(r.ContentLength)+1))
+	for {
+		if len(body) == cap(body) && cap(body) <= limit {
+			if !s.takeBody(size - cap(body)) {
+				return nil, api.Unavailable("parse", retryAfter, "the bodies of the requests that run take all the memory that this router gives them")
+			}
+			body = append(make([]byte, 0, size), body...)
+			size = min(2*size, limit+1)
+		}
+		n, err := from.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		if errors.Is(err, io.EOF) {
+			_ = s.rc.SetReadDeadline(time.Time{})
+			return body, nil
+		}
+		if err != nil {
+			e := api.Invalid("", "the body could not be read")
+			e.Code = http.StatusRequestTimeout
+			return nil, e
+		}
+	}
+}
+
+// takeBody takes memory for the body; giveBody gives back all that the request took.
+func (s *session) takeBody(n int) bool {
+	ok := s.p.bodies.take(int64(n))
+	if ok {
+		s.bodyBytes += int64(n)
+	}
+	return ok
+}
+
+func (s *session) giveBody() { s.p.bodies.used.Add(-s.bodyBytes) }
