@@ -3,14 +3,19 @@ package secure
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -28,8 +33,8 @@ const (
 	client = "key-of-a-client"
 )
 
-// up starts a cluster whose components know a secret, and whose router knows two keys.
-func up(t *testing.T) *cluster.Cluster {
+// start starts a cluster of one node of each kind.
+func start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
 	t.Helper()
 	if os.Getenv("MERIDIAN_TEST_BIN") == "" {
 		dir, err := filepath.Abs("../../bin")
@@ -42,6 +47,24 @@ func up(t *testing.T) *cluster.Cluster {
 	if err != nil {
 		t.Skip("the binaries are not built: make build")
 	}
+	cfg.Bin, cfg.Dir, cfg.Ctx, cfg.Gen, cfg.Schedules, cfg.Logger = bin, t.TempDir(), 1, 1, []string{"generation_first"}, slog.New(slog.DiscardHandler)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, err := cluster.Start(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// up starts a cluster whose components know a secret, and whose router knows two keys.
+func up(t *testing.T) *cluster.Cluster {
+	t.Helper()
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
@@ -52,21 +75,7 @@ func up(t *testing.T) *cluster.Cluster {
 	}
 	sum := func(key string) string { s := sha256.Sum256([]byte(key)); return hex.EncodeToString(s[:]) }
 	keys := fmt.Sprintf("keys:\n  - {id: root, sha256: %s, admin: true}\n  - {id: team, sha256: %s, models: [%s]}\n", sum(admin), sum(client), model)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	c, err := cluster.Start(ctx, cluster.Config{
-		Bin: bin, Dir: dir, Ctx: 1, Gen: 1, Schedules: []string{"generation_first"}, Logger: slog.New(slog.DiscardHandler),
-		Args: []string{"--cluster-token", write("token", secret+"\n")}, RouterArgs: []string{"--api-keys", write("keys.yaml", keys)}, Key: admin,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	return c
+	return start(t, cluster.Config{Args: []string{"--cluster-token", write("token", secret+"\n")}, RouterArgs: []string{"--api-keys", write("keys.yaml", keys)}, Key: admin})
 }
 
 // ask sends one request and gives the status and the body.
@@ -104,6 +113,7 @@ func TestAClusterWithASecret(t *testing.T) {
 	})
 	t.Run("and may ask what its request cost", func(t *testing.T) { cost(t, router) })
 	t.Run("strangers are not", func(t *testing.T) { strangers(t, router, ctxNode, genNode) })
+	t.Run("every metric that is documented is there", func(t *testing.T) { documented(t, c) })
 	t.Run("NATS takes nobody without the secret", func(t *testing.T) {
 		if nc, err := nats.Connect(c.NATS, nats.Timeout(5*time.Second)); err == nil {
 			nc.Close()
@@ -115,6 +125,7 @@ func TestAClusterWithASecret(t *testing.T) {
 		}
 		nc.Close()
 	})
+	t.Run("and still when a node has died", func(t *testing.T) { died(t, c) })
 	t.Run("no log tells a secret or a key", func(t *testing.T) {
 		for _, p := range c.All() {
 			b, err := os.ReadFile(p.Log)
@@ -128,6 +139,56 @@ func TestAClusterWithASecret(t *testing.T) {
 			}
 		}
 	})
+}
+
+// died kills the only generation node under the router, which then has a breaker that saw a failure.
+func died(t *testing.T, c *cluster.Cluster) {
+	if err := c.Nodes[1].Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-c.Nodes[1].Done()
+	if status, body := ask(t, "POST", c.URL()+"/v1/completions", `{"model":"`+model+`","prompt":"x","max_tokens":2}`, client); status < 500 {
+		t.Errorf("without a generation node: %d %s", status, body)
+	}
+	documented(t, c)
+}
+
+func TestAClusterOfCertificates(t *testing.T) {
+	args, roots := certificates(t)
+	c := start(t, cluster.Config{Args: args, TLS: tlsOf(roots)})
+	o := openai.NewClient(option.WithBaseURL(c.Routers[0].URL+"/v1/"), option.WithAPIKey("none"), option.WithMaxRetries(0))
+	res, err := o.Completions.New(t.Context(), openai.CompletionNewParams{
+		Model: model, MaxTokens: openai.Int(8), Temperature: openai.Float(0), Prompt: openai.CompletionNewParamsPromptUnion{OfString: openai.String("Once upon a time")},
+	})
+	if err != nil || res.Choices[0].Text == "" { // generation_first: KV has travelled, over TLS
+		t.Fatalf("%v, %v", res, err)
+	}
+	outside := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{TLSClientConfig: tlsOf(roots)}}
+	defer outside.CloseIdleConnections()
+	for _, p := range append(c.Nodes, c.Clock) {
+		for path, want := range map[string]int{"/healthz": 200, "/metrics": 403} {
+			res, err := outside.Get(p.URL + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res.Body.Close()
+			if res.StatusCode != want {
+				t.Errorf("%s%s without a certificate: %d, want %d", p.URL, path, res.StatusCode, want)
+			}
+		}
+	}
+	line := c.Nodes[0].Args()
+	addr := line[slices.Index(line, "--kv-listen")+1]
+	conn, err := tls.Dial("tcp", addr, tlsOf(roots))
+	if err != nil {
+		return // the handshake failed already
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	var alert *net.OpError
+	if _, err := conn.Read(make([]byte, 1)); !errors.As(err, &alert) || alert.Op != "remote error" {
+		t.Errorf("the KV listener said %v to somebody without a certificate, want a TLS alert", err)
+	}
 }
 
 func strangers(t *testing.T, router, ctxNode, genNode *cluster.Process) {
