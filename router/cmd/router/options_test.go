@@ -24,7 +24,7 @@ func TestValidate(t *testing.T) {
 		"--max-running": func(o *options) { o.MaxRunning = -1 }, "--queue": func(o *options) { o.Queue = 0 }, "--queue-time": func(o *options) { o.QueueTime = 0 },
 		"--client-idle": func(o *options) { o.ClientIdle = 0 }, "--max-body": func(o *options) { o.MaxBody = 1 },
 		"--max-bodies": func(o *options) { o.MaxBodies = 1 << 20 },
-		"--traces": func(o *options) { o.Traces = "" }, "--ctx": func(o *options) { o.Ctx = []string{"a:1"} },
+		"--traces":     func(o *options) { o.Traces = "" }, "--ctx": func(o *options) { o.Ctx = []string{"a:1"} },
 		"--gen": func(o *options) { o.Gen = []string{"http://"} }, "--nats": func(o *options) { o.Nats = "localhost" },
 	}
 	for name, spoil := range cases {
