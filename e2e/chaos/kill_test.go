@@ -183,12 +183,20 @@ func (l *killLoad) run(requests int) {
 				id := fmt.Sprintf("kill-%d-%d", l.seed, i)
 				_, err := l.r.client.Do(l.r.ctx, client.Request{ID: id, Fields: fields(5+i%60, 1+i%8)})
 				if l.note(id, err); err != nil {
-					l.r.pause(20 * time.Millisecond) // the router may be away: its port refuses at once
+					l.waitForRouter()
 				}
 			}
 		})
 	}
 	all.Wait()
+}
+
+// waitForRouter returns when the router answers again: meanwhile its port refuses at once.
+func (l *killLoad) waitForRouter() {
+	var view struct{}
+	for l.r.ctx.Err() == nil && l.r.client.Get(l.r.ctx, "/cluster", &view) != nil {
+		l.r.pause(50 * time.Millisecond)
+	}
 }
 
 // note decides whether the client saw the request end: with an answer, or with an error that the router gave. A body that the

@@ -199,13 +199,10 @@ func (a *attempt) complete(c api.CtxChoice) *api.Error {
 		text = c.Message.Content
 	}
 	choice := api.Choice{Text: text, Role: true, Finish: c.Finish, StopReason: c.Stop, RawLogprobs: notNull(c.Logprobs)}
-	a.stamps.FirstTokenNS = a.stamps.CtxDoneNS
-	a.stamps.LastTokenNS = a.stamps.CtxDoneNS
-	a.tokens = 1
 	if e := a.event(a.s.head.AppendChunk(nil, choice)); e != nil {
 		return e
 	}
-	a.tokens = 1
+	a.stamps.FirstTokenNS, a.stamps.LastTokenNS, a.tokens = a.stamps.CtxDoneNS, a.stamps.CtxDoneNS, 1 // it came with the context leg
 	return a.flush()
 }
 

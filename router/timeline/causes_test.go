@@ -106,15 +106,6 @@ func TestAWrittenLineTellsTheSameMessages(t *testing.T) {
 	}
 }
 
-// All tokens of a short answer can be read at once, and so before the first of them was sent on.
-func TestDecodeIsNotNegativeWhenAllTokensCameAtOnce(t *testing.T) {
-	rs := ring()
-	*rs[0].Stamps.LastTokenNS = *rs[0].Stamps.FirstTokenSentNS - 36_000
-	if l := Merge(parts(rs), clocks()); l.NegativeSpans != 0 || *l.UnaccountedNS != 0 {
-		t.Errorf("%d negative spans, unaccounted %d: %s", l.NegativeSpans, *l.UnaccountedNS, shape(l))
-	}
-}
-
 func BenchmarkMergeOfACloseRequest(b *testing.B) {
 	ps := parts(transferred())
 	for _, c := range []struct {

@@ -129,23 +129,49 @@ func TestGenerationFirstTilesTheWholeRequest(t *testing.T) {
 	}
 }
 
-func TestOneTokenHasNoDecode(t *testing.T) {
-	rs := ring()
-	rs[0].Stamps.LastTokenNS = rs[0].Stamps.FirstTokenNS
-	l := Merge(parts(rs), clocks())
-	if s := shape(l); !strings.HasSuffix(s, "relay 100;finish 26100;") || l.NegativeSpans != 0 || *l.UnaccountedNS != 0 {
-		t.Errorf("%s, %d negative, unaccounted %d", s, l.NegativeSpans, *l.UnaccountedNS)
+func TestDecodeIsFromTheFirstWriteToTheLastToken(t *testing.T) {
+	at := func(v float64) int64 { return t0 + int64(v*float64(ms)) }
+	resume := func(cut, token float64) phase.Resume {
+		return phase.Resume{Attempt: 1, Tokens: 2, CutNS: at(cut), TokenNS: at(token)}
 	}
-}
-
-func TestTokensThatLeaveInOneWriteHaveNoDecode(t *testing.T) {
-	rs := ring()
-	sent := *rs[0].Stamps.LastTokenNS + 300_000
-	rs[0].Stamps.FirstTokenSentNS = &sent
-	*rs[0].Stamps.EndNS += ms
-	l := Merge(parts(rs), clocks())
-	if s := shape(l); !strings.HasSuffix(s, "relay 26300;decode 0;finish 900;") || l.NegativeSpans != 0 || *l.UnaccountedNS != 0 {
-		t.Errorf("%s, %d negative, unaccounted %d", s, l.NegativeSpans, *l.UnaccountedNS)
+	cases := []struct {
+		name                   string
+		streamed               bool
+		first, sent, last, end float64 // sent 0: nothing was sent on
+		resumes                []phase.Resume
+		want                   string
+		ttft                   float64
+	}{
+		{"one by one", true, 14, 14.1, 40, 40.2, nil, "relay 100;decode 25900;finish 200;", 14.1},
+		{"all in one write", true, 14, 14.3, 14.2, 14.4, nil, "relay 300;decode 0;finish 100;", 14.3},
+		{"all in one event", true, 14, 14.3, 14, 14.4, nil, "relay 300;finish 100;", 14.3},
+		{"one token", true, 14, 14.1, 14, 14.4, nil, "relay 100;finish 300;", 14.1},
+		{"resumed", true, 14, 14.1, 40, 40.2, []phase.Resume{resume(20, 25)}, "relay 100;decode 5900;resume 5000;decode 15000;finish 200;", 14.1},
+		{"resumed twice", true, 14, 14.1, 40, 40.2, []phase.Resume{resume(20, 25), resume(26, 30)},
+			"relay 100;decode 5900;resume 5000;decode 1000;resume 4000;decode 10000;finish 200;", 14.1},
+		{"cut before the first write", true, 14, 25.1, 40, 40.2, []phase.Resume{resume(20, 25)}, "relay 6000;resume 5000;relay 100;decode 14900;finish 200;", 25.1},
+		{"cut before the only write", true, 14, 25.3, 25.2, 25.4, []phase.Resume{resume(20, 25)}, "relay 6000;resume 5000;relay 300;decode 0;finish 100;", 25.3},
+		{"the rest of a resumed answer in one event", true, 14, 14.1, 25, 25.4, []phase.Resume{resume(20, 25)}, "relay 100;decode 5900;resume 5000;decode 0;finish 400;", 14.1},
+		{"the client left before the first write", true, 14, 0, 20, 20.1, nil, "decode 6000;finish 100;", 0},
+		{"not streamed", false, 14, 0, 40, 40.2, nil, "decode 26000;finish 200;", 14},
+		{"not streamed, one token", false, 14, 0, 14, 40.2, nil, "finish 26200;", 14},
+		{"not streamed, resumed", false, 14, 0, 40, 40.2, []phase.Resume{resume(20, 25)}, "decode 6000;resume 5000;decode 15000;finish 200;", 14},
+	}
+	for _, c := range cases {
+		rs := ring()
+		r, s := rs[0], &rs[0].Stamps
+		r.Streamed, r.Resumes = c.streamed, c.resumes
+		*s.FirstTokenNS, *s.FirstTokenSentNS, *s.LastTokenNS, *s.EndNS = at(c.first), at(c.sent), at(c.last), at(c.end)
+		if c.sent == 0 {
+			s.FirstTokenSentNS = nil
+		}
+		l := Merge(parts(rs), clocks())
+		if got := shape(l); !strings.HasSuffix(got, "return_network 1800;"+c.want) || l.NegativeSpans != 0 || *l.UnaccountedNS != 0 {
+			t.Errorf("%s: %d negative, unaccounted %d\n%s\nwant its end to be %s", c.name, l.NegativeSpans, *l.UnaccountedNS, got, c.want)
+		}
+		if (c.ttft == 0) != (l.TTFTNS == nil) || (c.ttft != 0 && t0+*l.TTFTNS != at(c.ttft)) {
+			t.Errorf("%s: ttft %v, want %v ms", c.name, l.TTFTNS, c.ttft)
+		}
 	}
 }
 

@@ -20,7 +20,7 @@ func (m *merger) fillSpans(router *phase.Record) {
 		from, to := ch.edge(st.from), ch.edge(st.to)
 		switch {
 		case !from.ok || !to.ok:
-		case st.when&several != 0:
+		case st.when&resumed != 0:
 			m.seams(ch, st.name, from, to)
 		default:
 			m.span(st.name, from, to)
@@ -124,11 +124,11 @@ func (m *merger) prefill(ch chain, st stage) {
 	}
 }
 
-// seams makes one span, or, where the answer was cut, one on each side of a resume.
+// seams makes one span, or, where the answer was cut within it, one on each side of a resume.
 func (m *merger) seams(ch chain, name string, from, to end) {
 	for _, s := range ch.r.Record.Resumes {
 		cut, token := end{point: ch.r.place(s.CutNS), src: ch.r}, end{point: ch.r.place(s.TokenNS), src: ch.r}
-		if s.Sub != ch.r.Record.Sub || !cut.ok || !token.ok {
+		if s.Sub != ch.r.Record.Sub || !cut.ok || !token.ok || cut.at < from.at || token.at > to.at {
 			continue
 		}
 		m.span(name, from, cut)

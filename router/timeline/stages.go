@@ -31,8 +31,9 @@ const (
 	retried
 	streamed
 	unstreamed
-	several // more than one token
+	several // the last token was read after the first
 	chunked // no condition: expands to one span per prefill chunk and per wait between two
+	resumed // no condition: a resume that lies within splits it
 )
 
 // head and tail are the router's own work, the same in every style.
@@ -43,12 +44,12 @@ var head = []stage{
 	{name: "retry", from: "R.admitted_ns|R.parsed_ns", to: "R.placed_ns", when: retried}, // earlier attempts, until the last one was placed
 }
 
+// tail is what the router does with tokens. Tokens that were read before the first was sent on leave in one write with it:
+// then the answer's last event is that write, and decode, whose time is in relay, is 0.
 var tail = []stage{
-	{name: "relay", from: "R.first_token_ns", to: "R.first_token_sent_ns", when: streamed},
-	// Tokens that are there at once leave in one write, after the last of them was read: then decode is 0.
-	{name: "decode", from: "R.first_token_sent_ns|R.first_token_ns", to: "R.last_token_ns^R.first_token_sent_ns", when: streamed | several},
-	{name: "decode", from: "R.first_token_ns", to: "R.last_token_ns", when: unstreamed | several},
-	// The last token of one is the first, which was read before it was sent.
+	{name: "relay", from: "R.first_token_ns", to: "R.first_token_sent_ns", when: streamed | resumed},
+	{name: "decode", from: "R.first_token_sent_ns|R.first_token_ns", to: "R.last_token_ns^R.first_token_sent_ns", when: streamed | several | resumed},
+	{name: "decode", from: "R.first_token_ns", to: "R.last_token_ns", when: unstreamed | several | resumed},
 	{name: "finish", from: "R.last_token_ns^R.first_token_sent_ns", to: "R.end_ns", when: streamed},
 	{name: "finish", from: "R.last_token_ns|R.first_token_ns", to: "R.end_ns", when: unstreamed},
 }
