@@ -21,8 +21,7 @@ const incomplete = `{"metadata":{"complete":false},"traceEvents":[]}` + "\n"
 // files of one window. They are made when it is claimed, so that a folder that cannot be written to is told at once.
 type files struct {
 	trace, cpu string   // final names; cpu "": not asked for
-	profile    *os.File // of the CPU
-	running    bool     // the CPU profile
+	profile    *os.File // of the CPU; nil: none
 }
 
 func createFiles(dir string, rank int, acts []string) (*files, error) {
@@ -66,26 +65,21 @@ func (f *files) begin() error {
 	if f.profile == nil {
 		return nil
 	}
-	if err := pprof.StartCPUProfile(f.profile); err != nil {
+	if err := pprof.StartCPUProfile(f.profile); err != nil { // another one runs: the trace is all that there will be
+		_ = f.profile.Close()
+		_ = os.Remove(f.cpu + partial)
+		f.cpu, f.profile = "", nil
 		return fmt.Errorf("start a CPU profile: %w", err)
 	}
-	f.running = true
 	return nil
 }
 
 // write completes the files and gives them their names.
 func (f *files) write(trace []byte) error {
 	var errs []error
-	if f.running {
-		pprof.StopCPUProfile()
-	}
 	if f.profile != nil {
-		errs = append(errs, f.profile.Close())
-		if f.running {
-			errs = append(errs, os.Rename(f.cpu+partial, f.cpu))
-		} else {
-			errs = append(errs, os.Remove(f.cpu+partial))
-		}
+		pprof.StopCPUProfile()
+		errs = append(errs, f.profile.Close(), os.Rename(f.cpu+partial, f.cpu))
 	}
 	if err := os.WriteFile(f.trace+partial, trace, 0o644); err != nil {
 		return errors.Join(append(errs, err)...)

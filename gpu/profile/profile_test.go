@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -264,6 +266,21 @@ func TestStopEndsWhatIsThere(t *testing.T) {
 			if err != nil || got.StartIter != w.StartIter || got.StopIter == nil || *got.StopIter != *w.StopIter || !slices.Equal(got.Files, w.Files) || len(iters(t, got.Files[0])) != 2 {
 				t.Errorf("%+v, %v, started %+v", got, err, w)
 			}
+		}
+	})
+	t.Run("a CPU profile that another one keeps from running is not named", func(t *testing.T) {
+		if err := pprof.StartCPUProfile(io.Discard); err != nil {
+			t.Skip(err)
+		}
+		defer pprof.StopCPUProfile()
+		e := newEngine(t, Options{})
+		if _, err := e.Start(t.Context(), open, e.loop); err != nil {
+			t.Fatal(err)
+		}
+		e.run(2)
+		got, err := e.Stop(t.Context(), e.loop)
+		if err != nil || len(got.Files) != 1 || len(names(t, e)) != 1 || len(iters(t, got.Files[0])) != 2 {
+			t.Errorf("%+v, %v, %v", got, err, names(t, e))
 		}
 	})
 	t.Run("files that could not be written are no success", func(t *testing.T) {

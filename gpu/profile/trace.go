@@ -104,6 +104,9 @@ func appendStep(b []byte, rank int, s *Step) []byte {
 	}
 	from := s.ForwardStartNS
 	for i, to := range s.LayerNS {
+		if s.ForwardEndNS != 0 { // the host sees that a layer is written, at times after the device has gone on
+			to = min(to, s.ForwardEndNS)
+		}
 		b = appendSlice(b, slice{rank, trackLayers, "layer " + strconv.Itoa(i), from, to, iter})
 		from = to
 	}
