@@ -2,6 +2,7 @@ package collect
 
 import (
 	"encoding/json"
+	"strings"
 	"sync"
 
 	"meridian.internal/router/jsonl"
@@ -9,8 +10,8 @@ import (
 	"meridian.internal/router/traces"
 )
 
-// indexLines bounds the index of lines that are no longer in memory.
-const indexLines = 500_000
+// indexLines bounds the index of lines that are no longer in memory. Older ones are found by the index of their file.
+const indexLines = 100_000
 
 // recent keeps the last lines, and where those before them are on disk. It is written by Run and read by HTTP handlers.
 type recent struct {
@@ -41,7 +42,7 @@ func (r *recent) add(l *timeline.Line, line []byte, at jsonl.Location) {
 			delete(r.byID, id)
 		}
 	}
-	*old = kept{ids: [2]string{l.RequestID, l.ClientRequestID}, line: line}
+	*old = kept{ids: [2]string{strings.Clone(l.RequestID), strings.Clone(l.ClientRequestID)}, line: line}
 	for _, id := range old.ids {
 		if id != "" {
 			r.byID[id] = r.next

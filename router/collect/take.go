@@ -3,7 +3,9 @@ package collect
 import (
 	"bytes"
 	"errors"
+	"strings"
 	"time"
+	"unique"
 
 	"meridian.internal/router/jsonl"
 	"meridian.internal/router/timeline"
@@ -132,7 +134,7 @@ func (c *Collector) late(w *writtenLine, m message, key timeline.Key) {
 	if m.rec == nil {
 		r.addSteps(key, m.header, m.steps)
 	} else {
-		w.keys = append(w.keys, key)
+		w.keys = append(w.keys, keptKey(key))
 		r.parts = append(r.parts, timeline.Part{Record: m.rec})
 	}
 	if joined := r.joinSteps(); m.rec == nil && !joined {
@@ -293,9 +295,9 @@ func newRing(n int) *ring {
 func (g *ring) find(id string) *writtenLine { return g.byID[id] }
 
 func (g *ring) add(r *request, complete bool) {
-	w := &writtenLine{id: r.id}
+	w := &writtenLine{id: strings.Clone(r.id)}
 	for _, p := range r.parts {
-		w.keys = append(w.keys, timeline.KeyOf(p.Record))
+		w.keys = append(w.keys, keptKey(timeline.KeyOf(p.Record)))
 	}
 	if !complete {
 		w.rest = &request{id: r.id, parts: r.parts, steps: r.steps}
@@ -312,11 +314,18 @@ func (g *ring) put(w *writtenLine) {
 	g.byID[w.id] = w
 }
 
+// keptKey is k in memory of its own: the strings of a parsed record are parts of its whole text, which a key that is kept
+// for long would hold with them. There are few roles and nodes.
+func keptKey(k timeline.Key) timeline.Key {
+	k.Role, k.Node = unique.Make(k.Role).Value(), unique.Make(k.Node).Value()
+	return k
+}
+
 // remembered is a line found on disk at the start.
 func (g *ring) remembered(l *timeline.Line) {
-	w := &writtenLine{id: l.RequestID}
+	w := &writtenLine{id: strings.Clone(l.RequestID)}
 	for _, p := range l.Phases {
-		w.keys = append(w.keys, timeline.Key{Role: p.Role, Node: p.Node, Sub: p.Sub, Attempt: p.Attempt})
+		w.keys = append(w.keys, keptKey(timeline.Key{Role: p.Role, Node: p.Node, Sub: p.Sub, Attempt: p.Attempt}))
 	}
 	if !l.Complete {
 		w.rest = &request{id: l.RequestID}

@@ -3,12 +3,14 @@ package pool
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"meridian.internal/shared/clock"
@@ -20,7 +22,8 @@ const (
 	lookEvery    = 100 * time.Millisecond
 	checkEvery   = 400 * time.Millisecond
 	checkTimeout = 600 * time.Millisecond
-	// maxFailures checks in a row make a node gone: with the times above a host that vanished is noticed within 2 s.
+	// maxFailures checks in a row make a node gone: with the times above a static node whose host vanished is noticed
+	// within 2 s, and one whose lease ended before within 3.
 	maxFailures   = 2
 	maxCheckBytes = 64 << 10
 )
@@ -41,8 +44,8 @@ func (p *Pool) addStatic(s Static) error {
 	return nil
 }
 
-// Run checks health until ctx ends: of static nodes always, of registered ones while the bus is down. (While it is up, the
-// registry says who is lost.)
+// Run checks health until ctx ends: of static nodes always, of registered ones while the bus is down or after their lease
+// ended without a word.
 func (p *Pool) Run(ctx context.Context) error {
 	var checks sync.WaitGroup
 	defer checks.Wait()
@@ -79,7 +82,7 @@ func (p *Pool) due() []*member {
 	defer p.mu.Unlock()
 	var out []*member
 	for _, m := range p.members {
-		if m.checking || (!m.static && busUp) {
+		if m.checking || (!m.static && busUp && !m.lapsed) {
 			continue
 		}
 		// A failed check is repeated at once.
@@ -137,6 +140,12 @@ func (p *Pool) checked(m *member, err error) {
 	now := p.o.Now()
 	var gone []*Lease
 	p.mu.Lock()
+	if m.lapsed && err != nil && (m.failures+1 >= maxFailures || errors.Is(err, syscall.ECONNREFUSED)) {
+		name, role := m.info.Name, m.info.Role
+		p.mu.Unlock()
+		p.drop(role, name, "its lease ended and its health check failed: "+err.Error(), func(is *member) bool { return is == m && m.lapsed })
+		return
+	}
 	m.checking = false
 	m.checkedNS = now
 	switch {

@@ -29,7 +29,7 @@ type member struct {
 	checking   bool
 	failures   int   // consecutive failed health checks
 	suspectNS  int64 // a leg failed to reach it at this time; 0: no
-	avoid      bool  // its circuit breaker is open
+	lapsed     bool  // its lease ended without a word
 	healthy    bool
 	leases     map[*Lease]struct{}
 	all        use               // reserved by this router
@@ -104,7 +104,7 @@ func (m *member) rank() place.Rank {
 	switch {
 	case !m.usable():
 		return place.Excluded
-	case m.suspectNS != 0 || m.avoid:
+	case m.suspectNS != 0 || m.lapsed:
 		return place.Avoided
 	case !m.proven:
 		return place.Unproven

@@ -2,7 +2,6 @@ package pool
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
@@ -108,7 +107,7 @@ func (p *Pool) pickCtx(c *class, g *member, a Ask, q *place.Query, d *decision) 
 	g.charge(ctxs.nodes)
 	tried := ctxs.exclude(a.ExcludeCtx)
 	at, ok := p.choose(p.o.CtxPolicy, place.Prefill, ctxs, q)
-	if ok && d != nil {
+	if ok {
 		d.ctx(p, ctxs, at)
 	}
 	g.refund(ctxs.nodes)
@@ -173,43 +172,6 @@ func (p *Pool) pickOne(a Ask, now int64, cause string) (*Choice, error) {
 	return nil, p.whyNone(a)
 }
 
-// PickGen claims another generation node that can go on with the KV of ctx.
-func (p *Pool) PickGen(ctx *Lease, exclude []string) (*Lease, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if c := p.classIn(ctx.member); c != nil {
-		gens := &c.sides[place.Decode]
-		tried := gens.exclude(exclude)
-		for i, g := range gens.members {
-			if w := g.pairs[ctx.member]; w != nil && w.state == Refused {
-				gens.nodes[i].Rank = place.Excluded
-				tried = append(tried, i)
-			}
-		}
-		q := p.query(Ask{Tokens: max(ctx.use.CtxTokens, 1)})
-		at, ok := p.choose(p.o.GenPolicy, place.Decode, gens, &q)
-		gens.restore(tried)
-		if ok {
-			return p.newLease(gens.members[at], claims(place.Decode, q.Tokens), 0), nil
-		}
-	}
-	return nil, fmt.Errorf("%w: no other generation node", ErrNone)
-}
-
-// PickCtx claims another context node whose KV can go to gen, for a prefill of so many tokens.
-func (p *Pool) PickCtx(gen *Lease, tokens int, exclude []string) (*Lease, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if c := p.classIn(gen.member); c != nil {
-		a := Ask{Tokens: max(tokens, 1), ExcludeCtx: exclude}
-		q := p.query(a)
-		if at, ok := p.pickCtx(c, gen.member, a, &q, nil); ok {
-			return p.newLease(c.sides[place.Prefill].members[at], claims(place.Prefill, a.Tokens), 0), nil
-		}
-	}
-	return nil, fmt.Errorf("%w: no other context node", ErrNone)
-}
-
 // classesOf lists the checkpoints under a model's name: the one with the fewest sequences per generation node first.
 func (p *Pool) classesOf(model string) []*class {
 	list := p.models[model]
@@ -226,13 +188,6 @@ func (p *Pool) classesOf(model string) []*class {
 	list = slices.Clone(list)
 	slices.SortStableFunc(list, func(a, b *class) int { return cmp.Compare(load(a), load(b)) })
 	return list
-}
-
-func (p *Pool) classIn(m *member) *class {
-	if m.info.Model == nil {
-		return nil
-	}
-	return p.classOf(m)
 }
 
 // count is the number of nodes that may be chosen.

@@ -162,7 +162,7 @@ func (p *Pool) put(info node.Info, now int64) (gone []*Lease, left prefix.Slot) 
 		p.o.Logger.Info("node changed state", "role", info.Role, "node", info.Name, "state", info.State)
 	}
 	if info.Seq > m.info.Seq {
-		m.suspectNS = 0
+		m.suspectNS, m.lapsed = 0, false
 	}
 	regroup := !sameModel(m.info.Model, info.Model)
 	m.info = info
@@ -183,11 +183,26 @@ func sameModel(a, b *node.Model) bool {
 
 // Drop takes a member out; its legs are cancelled at once.
 func (p *Pool) Drop(role node.Role, name, reason string) {
+	p.drop(role, name, reason, func(*member) bool { return true })
+}
+
+// lapse takes the end of a lease for a question: a node on a machine that is overloaded may be too late with its renewal
+// and live. It gets no new work unless there is no other, until it renews its lease or its health checks tell.
+func (p *Pool) lapse(info node.Info) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if m := p.members[key(info.Role, info.Name)]; m != nil && !m.static && m.info.ClockID == info.ClockID && info.Seq >= m.info.Seq {
+		m.lapsed, m.failures, m.checkedNS = true, 0, 0
+		m.sync()
+	}
+}
+
+func (p *Pool) drop(role node.Role, name, reason string, is func(*member) bool) {
 	p.mu.Lock()
 	k := key(role, name)
 	var gone []*Lease
 	slot := prefix.None
-	if m := p.members[k]; m != nil && !m.static {
+	if m := p.members[k]; m != nil && !m.static && is(m) {
 		gone, slot = m.take(), m.slot
 		p.remove(k)
 		p.o.Logger.Warn("node left", "role", role, "node", name, "reason", reason)
@@ -269,25 +284,13 @@ func tell(leases []*Lease, cause error) {
 	}
 }
 
-// Avoid says whether a node's circuit breaker is open: it then gets no new work unless there is no other.
-func (p *Pool) Avoid(role node.Role, name string, avoid bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, m := range p.members {
-		if m.info.Role == role && m.info.Name == name {
-			m.avoid = avoid
-			m.sync()
-		}
-	}
-}
-
 func random(n int) int { return rand.IntN(n) }
 
 // Apply takes one event of the registry.
 func (p *Pool) Apply(ev node.Event) {
 	switch ev.Kind {
 	case node.Lost:
-		p.Drop(ev.Info.Role, ev.Info.Name, "its lease ended without a word")
+		p.lapse(ev.Info)
 	case node.Left:
 		p.Drop(ev.Info.Role, ev.Info.Name, "it left")
 	default:

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -41,6 +43,16 @@ func reg(name, hash string, load infer.Load) node.Info {
 		Name: name, Role: node.Role(name[:3]), URL: "http://" + name, State: node.Ready, Seq: 1, ClockID: clock.MakeID(1, 1),
 		Model: &node.Model{Name: "m", Hash: hash}, Load: &load,
 	}
+}
+
+// checkDue has every check that is due come out with err, and counts them.
+func (w *world) checkDue(err error) int {
+	w.now.Add(int64(checkEvery))
+	due := w.due()
+	for _, m := range due {
+		w.checked(m, err)
+	}
+	return len(due)
 }
 
 func (w *world) pick(t *testing.T, a Ask) *Choice {
@@ -204,35 +216,22 @@ func TestSuspectsAreTheLastChoice(t *testing.T) {
 	}
 }
 
-func TestAnOpenBreakerSendsWorkElsewhere(t *testing.T) {
-	w := newWorld(t, Options{})
-	for _, n := range []string{"ctx0", "ctx1", "gen0"} {
-		w.Put(reg(n, "h", infer.Load{}))
-	}
-	gen := w.pick(t, Ask{}).Gen
-	w.Avoid(node.RoleCtx, "ctx0", true)
-	for range 3 {
-		if l, err := w.PickCtx(gen, 10, nil); err != nil || l.Name != "ctx1" {
-			t.Errorf("got %v, %v, want ctx1", l, err)
-		}
-	}
-	if l, err := w.PickCtx(gen, 10, []string{"ctx1"}); err != nil || l.Name != "ctx0" {
-		t.Errorf("the last node is not used: %v, %v", l, err)
-	}
-	w.Avoid(node.RoleCtx, "ctx0", false)
-	if l, err := w.PickCtx(gen, 10, nil); err != nil || l.Name != "ctx0" {
-		t.Errorf("got %v, %v, want ctx0 with its breaker closed", l, err)
-	}
-}
-
 func TestALostNodeTellsItsLegs(t *testing.T) {
 	for name, lose := range map[string]func(w *world){
-		"it is lost":      func(w *world) { w.Apply(node.Event{Kind: node.Lost, Info: reg("gen0", "h", infer.Load{})}) },
+		"its lease ended and it refuses connections": func(w *world) {
+			w.Apply(node.Event{Kind: node.Lost, Info: reg("gen0", "h", infer.Load{})})
+			w.checkDue(fmt.Errorf("dial: %w", syscall.ECONNREFUSED))
+		},
+		"its lease ended and it does not answer": func(w *world) {
+			w.Apply(node.Event{Kind: node.Lost, Info: reg("gen0", "h", infer.Load{})})
+			w.checkDue(context.DeadlineExceeded)
+			w.checkDue(context.DeadlineExceeded)
+		},
 		"it left":         func(w *world) { w.Apply(node.Event{Kind: node.Left, Info: reg("gen0", "h", infer.Load{})}) },
 		"it is restarted": func(w *world) { i := reg("gen0", "h", infer.Load{}); i.ClockID = clock.MakeID(1, 2); w.Put(i) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, Options{})
+			w := newWorld(t, Options{BusUp: func() bool { return true }})
 			w.Put(reg("ctx0", "h", infer.Load{}))
 			w.Put(reg("gen0", "h", infer.Load{}))
 			a, b, done := w.pick(t, Ask{}), w.pick(t, Ask{}), w.pick(t, Ask{})
@@ -252,6 +251,41 @@ func TestALostNodeTellsItsLegs(t *testing.T) {
 				t.Error("a watch that comes late is not called")
 			}
 		})
+	}
+}
+
+// TestALoadedNodeKeepsItsLegs: one that renews its lease too late, but answers its health check, is not dead.
+func TestALoadedNodeKeepsItsLegs(t *testing.T) {
+	w := newWorld(t, Options{BusUp: func() bool { return true }})
+	for _, n := range []string{"ctx0", "gen0", "gen1"} {
+		w.Put(reg(n, "h", infer.Load{}))
+	}
+	c := w.pick(t, Ask{ExcludeGen: []string{"gen1"}})
+	c.Gen.Watch(func(err error) { t.Errorf("its leg was told %v", err) })
+	w.Apply(node.Event{Kind: node.Lost, Info: reg("gen0", "h", infer.Load{})})
+	for i, err := range []error{nil, context.DeadlineExceeded, nil, context.DeadlineExceeded} { // never two failures in a row
+		if n := w.checkDue(err); n != 1 {
+			t.Fatalf("%d nodes are checked in round %d, want the one whose lease ended", n, i)
+		}
+	}
+	for range 3 {
+		if got := w.pick(t, Ask{}).Gen.Name; got != "gen1" {
+			t.Errorf("new work goes to %s, whose lease ended", got)
+		}
+	}
+	if got := w.pick(t, Ask{ExcludeGen: []string{"gen1"}}).Gen.Name; got != "gen0" {
+		t.Errorf("the last node is not used, but %s", got)
+	}
+	again := reg("gen0", "h", infer.Load{})
+	again.Seq = 2
+	w.Apply(node.Event{Kind: node.Joined, Info: again})
+	if n := w.checkDue(nil); n != 0 {
+		t.Errorf("%d nodes are checked, though all leases hold", n)
+	}
+	late := reg("gen0", "h", infer.Load{}) // the end of a lease that was renewed since
+	w.Apply(node.Event{Kind: node.Lost, Info: late})
+	if n := w.checkDue(nil); n != 0 {
+		t.Error("an old end of the lease is believed")
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -59,7 +58,7 @@ type daemon struct {
 
 // Run runs the router until ctx ends.
 func (o *options) Run(ctx context.Context, log *slog.Logger) error {
-	heapFloor()
+	go heapRoom(ctx)
 	d := &daemon{o: o, log: log, metrics: serve.NewRegistry()}
 	defer d.close()
 	for _, open := range []func(context.Context) error{ // each needs what is before it
@@ -71,16 +70,6 @@ func (o *options) Run(ctx context.Context, log *slog.Logger) error {
 	}
 	return d.run(ctx)
 }
-
-// heapFloor makes the collector run less often: with a live heap of a few MB it would run dozens of times a second, and be
-// half of the latency in the tail. GOGC of the environment wins.
-func heapFloor() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(relaxedGC)
-	}
-}
-
-const relaxedGC = 400
 
 func (d *daemon) openCluster(context.Context) (err error) {
 	d.cluster, err = d.o.ClusterFlags.Open()

@@ -1,0 +1,58 @@
+package collect
+
+import (
+	"strings"
+	"testing"
+	"unsafe"
+
+	"meridian.internal/shared/phase"
+)
+
+// TestWhatIsKeptHoldsNoRecord: ids and keys that are remembered for long are no parts of the text they were parsed from.
+func TestWhatIsKeptHoldsNoRecord(t *testing.T) {
+	c, err := New(Options{Router: "r0", Dir: t.TempDir(), Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := map[string]string{} // what a record's strings are parts of, by what
+	parsed := func(role phase.Role) *phase.Record {
+		r, err := phase.Parse(phase.Append(nil, rec(role, "a")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts[string(role)+" id"], texts[string(role)+" node"], texts[string(role)+" role"] = r.RequestID, r.Node, string(r.Role)
+		texts[string(role)+" client's id"] = r.ClientRequestID
+		return r
+	}
+	for _, role := range []phase.Role{phase.Ctx, phase.Disagg, phase.Gen} {
+		c.take(message{rec: parsed(role)})
+	}
+	w := c.written.find("a")
+	if w == nil || len(w.keys) != 3 || len(c.recent.index) != 2 || len(c.recent.byID) != 2 {
+		t.Fatalf("written %+v, index %v", w, c.recent.index)
+	}
+	kept := []string{w.id}
+	for _, k := range w.keys {
+		kept = append(kept, k.Node, string(k.Role))
+	}
+	for id := range c.recent.index {
+		kept = append(kept, id)
+	}
+	for id := range c.recent.byID {
+		kept = append(kept, id)
+	}
+	kept = append(kept, c.recent.order...)
+	for id := range c.written.byID {
+		kept = append(kept, id)
+	}
+	for _, k := range kept {
+		for what, text := range texts {
+			if strings.Contains(text, k) && unsafe.StringData(text) == unsafe.StringData(k) {
+				t.Errorf("%q that is kept is the %s in the record's own text", k, what)
+			}
+		}
+	}
+	if err := c.finish(); err != nil {
+		t.Error(err)
+	}
+}
