@@ -57,6 +57,8 @@ type state struct {
 	full, partial  int64
 	iterMissed     int64
 	genBlocks      int64
+	onboarded      int64 // bytes, of and to the host tier
+	offloaded      int64
 	reuse          rows.Ratio
 }
 
@@ -138,6 +140,8 @@ func (l *Ledger) add(r *rows.Row) (fell bool) {
 		s.partial += k.DPartialReused
 		s.iterMissed += k.DMissed
 		s.genBlocks += k.DGenAlloc
+		s.onboarded += k.OnboardBytes.V
+		s.offloaded += k.OffloadBytes.V
 		if k.DHitRate.OK {
 			s.reuse = k.DHitRate
 		}

@@ -73,8 +73,13 @@ func kvMetrics() []rowMetric {
 		{"kv_cache_iter_reuse_rate", "Reused of reused and missed blocks in the newest row with any.", gauge, true, func(s *state) rows.Ratio { return s.reuse }},
 		{"kv_cache_iter_reused_blocks_total", "Reused blocks, summed over rows.", counter, true, func(s *state) rows.Ratio { return count(s.full + s.partial) }},
 		{"kv_cache_iter_full_reused_blocks_total", "Blocks reused as a whole.", counter, true, func(s *state) rows.Ratio { return count(s.full) }},
-		{"kv_cache_iter_partial_reused_blocks_total", "Blocks reused in part; this engine reuses whole ones only.", counter, true, func(s *state) rows.Ratio { return count(s.partial) }},
+		{"kv_cache_iter_partial_reused_blocks_total", "Blocks reused in part.", counter, true, func(s *state) rows.Ratio { return count(s.partial) }},
 		{"kv_cache_iter_missed_blocks_total", "Missed blocks, summed over rows.", counter, true, func(s *state) rows.Ratio { return count(s.iterMissed) }},
+		{"kv_cache_host_utilization", "Share of the host tier's KV blocks that hold something; without a host tier there is no series.", gauge, true, func(s *state) rows.Ratio {
+			return rows.RatioOf(s.kv.SecondaryUsed.V, s.kv.SecondaryMax.V)
+		}},
+		{"kv_cache_onboard_bytes_total", "KV copied from the host tier to the device.", counter, true, func(s *state) rows.Ratio { return count(s.onboarded) }},
+		{"kv_cache_offload_bytes_total", "KV copied from the device to the host tier.", counter, true, func(s *state) rows.Ratio { return count(s.offloaded) }},
 		{"kv_cache_gen_alloc_blocks_total", "Blocks that decoding sequences took.", counter, true, func(s *state) rows.Ratio { return count(s.genBlocks) }},
 		{"kv_cache_alloc_new_blocks_total", "Blocks handed out empty.", counter, true, ofKV(func(k *rows.KV) int64 { return k.AllocNew })},
 		{"kv_cache_freed_blocks_total", "Blocks that became free; with evictable ones they equal those handed out once nothing runs.", counter, true, ofKV(func(k *rows.KV) int64 { return k.Freed })},
