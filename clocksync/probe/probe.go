@@ -51,6 +51,8 @@ type Options struct {
 	Key        []byte        // HMAC key of UDP packets
 	NoKernelTS bool          // plain UDP
 	Timeout    time.Duration // of one exchange; 0: 200 ms
+	// Batch makes the bursts of a peer that is stamped by the kernel together with those of others; nil: a socket per peer.
+	Batch *Batch
 	// Transport shows the cluster's credentials over HTTP; nil: there are none.
 	Transport func(*http.Transport) http.RoundTripper
 }

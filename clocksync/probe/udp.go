@@ -2,6 +2,7 @@ package probe
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -16,25 +17,13 @@ import (
 // maxStampWait is how long a kernel sending stamp is waited for; on loopback it is there when the send returns.
 const maxStampWait = 200 * time.Microsecond
 
-// udpProber keeps one connected socket, so that the responder can interleave and an ICMP refusal is an error at once.
+// udpProber keeps one connected socket, so that the responder can interleave and an ICMP refusal is an error at once. A peer
+// that is known to be stamped by the kernel on both sides is handed over to the batch, and the socket is closed.
 type udpProber struct {
 	steady *clock.Steady
 	opts   Options
 	sock   *stamp.Socket
-	prev   *flight // the newest exchange, whose T3 by the kernel is still to come
-}
-
-// flight is one exchange under way or done.
-type flight struct {
-	seq           uint32
-	t1App, t1     int64 // before the write; kernel stamp
-	t1Err         int64
-	t1Kernel      bool
-	t4            stamp.RX
-	reply         ntp.Packet
-	epoch         uint64
-	instance      uint32
-	exactReturned bool
+	shared netip.AddrPort // where the batch finds the peer; invalid: own socket
 }
 
 func (u *udpProber) open() error {
@@ -56,83 +45,66 @@ func (u *udpProber) open() error {
 func (u *udpProber) close() {
 	if u.sock != nil {
 		u.sock.Conn().Close()
-		u.sock, u.prev = nil, nil
+		u.sock = nil
 	}
 }
 
 // burst sends one packet more than asked with kernel stamps, because the exact stamp of a reply comes with the next one.
 func (u *udpProber) burst(ctx context.Context, n int) (Burst, error) {
+	if u.shared.IsValid() {
+		b, err := u.opts.Batch.burst(ctx, u.shared, n+1, u.opts.Timeout)
+		if err != nil || b.Transport != UDPKernel {
+			u.shared = netip.AddrPort{} // the name may lead elsewhere by now
+		}
+		if errors.Is(err, errBatch) {
+			u.opts.Batch = nil
+		}
+		return b, err
+	}
 	if err := u.open(); err != nil {
 		return Burst{}, err
 	}
 	if u.sock.Kernel() {
 		n++
 	}
-	// The last exchange of the burst before is long ago: by the drift since then it would not belong to this one.
-	u.prev = nil
-	b := Burst{Transport: UDP, Local: localPair(u.steady)}
-	var lastErr error
+	from := u.opts.ClockAddr
+	t := talk{burst: Burst{Transport: UDP, Local: localPair(u.steady)}}
 	for i := 0; i < n && ctx.Err() == nil; i++ {
-		f, err := u.exchange(ctx)
+		f, err := u.exchange(ctx, &t)
 		if err != nil {
-			b.Lost++
-			lastErr = err
-			if b.Lost >= 2 && len(b.Exchanges) == 0 {
+			if t.lose(err) {
 				break
 			}
 			continue
 		}
-		id := clock.MakeID(f.epoch, f.instance)
-		if b.Peer != "" && b.Peer != id {
-			u.prev = nil
-			return Burst{}, fmt.Errorf("%w: %s and %s at %s", ErrTwoClock, b.Peer, id, u.opts.ClockAddr)
+		if err := t.take(f, from); err != nil {
+			return Burst{}, err
 		}
-		b.Peer = id
-		u.take(&b, f)
 	}
-	if len(b.Exchanges) == 0 {
+	b, err := t.end(from)
+	switch {
+	case err != nil:
 		u.close() // the name may lead elsewhere by now
-		if lastErr != nil {
-			return Burst{}, fmt.Errorf("%w from %s: %w", ErrNoReply, u.opts.ClockAddr, lastErr)
-		}
+	case u.opts.Batch != nil && b.Transport == UDPKernel && b.Lost == 0:
+		u.handOver()
 	}
-	return b.finish(u.opts.ClockAddr)
+	return b, err
 }
 
-// take adds what the reply of f proves: about f with what is known already, about the previous exchange exactly.
-func (u *udpProber) take(b *Burst, f *flight) {
-	prev := u.prev
-	u.prev = f
-	r := f.reply
-	if r.HasPair {
-		b.Remote = &ntp.Pair{AtNS: r.T3, DiffNS: r.RawDiffNS, ErrNS: int64(r.PairErrNS)}
+// handOver leaves the next bursts to the batch.
+func (u *udpProber) handOver() {
+	to, ok := u.sock.Conn().RemoteAddr().(*net.UDPAddr)
+	if !ok || to.Zone != "" {
+		return
 	}
-	b.Exchanges = append(b.Exchanges, f.exchange(r.T3, 0))
-	if r.HasPrevTX && prev != nil && !prev.exactReturned && prev.epoch == f.epoch && prev.instance == f.instance {
-		prev.exactReturned = true
-		b.Exchanges = append(b.Exchanges, prev.exchange(r.PrevTX, int64(r.ErrNS)))
-		if prev.t1Kernel && prev.t4.Kernel && prev.reply.KernelRX {
-			b.Transport = UDPKernel
-		}
-	}
-}
-
-func (f *flight) exchange(t3, t3Err int64) ntp.Exchange {
-	t1, t1Err := f.t1App, int64(0)
-	if f.t1Kernel {
-		t1, t1Err = f.t1, f.t1Err
-	}
-	remote := max(int64(f.reply.ErrNS), t3Err)
-	return ntp.Exchange{T1: t1, T2: f.reply.T2, T3: t3, T4: f.t4.NS, ErrNS: max(t1Err, f.t4.ErrNS) + remote}
+	ap := to.AddrPort()
+	u.shared = netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+	u.close()
 }
 
 // exchange sends one request and waits for its reply.
-func (u *udpProber) exchange(ctx context.Context) (*flight, error) {
-	epoch, instance, _ := u.steady.ID().Words()
-	q := ntp.Packet{Seq: rand.Uint32(), Epoch: epoch, Instance: instance}
-	if u.prev != nil {
-		q.PrevSeq = u.prev.seq
-	}
+func (u *udpProber) exchange(ctx context.Context, t *talk) (*flight, error) {
+	q := t.request(u.steady.ID(), rand.Uint32())
 	deadline := time.Now().Add(u.opts.Timeout)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
@@ -144,13 +116,13 @@ func (u *udpProber) exchange(ctx context.Context) (*flight, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &flight{seq: q.Seq, t1App: t1}
+	f := &flight{seq: q.Seq, t1: t1}
 	if err := u.receive(f); err != nil {
 		return nil, err
 	}
 	if u.sock.Kernel() {
-		if tx, ok := u.sock.Await(id, maxStampWait); ok && tx.NS >= t1-tx.ErrNS && tx.NS <= f.t4.NS+tx.ErrNS+f.t4.ErrNS {
-			f.t1, f.t1Err, f.t1Kernel = tx.NS, tx.ErrNS, true
+		if tx, ok := u.sock.Await(id, maxStampWait); ok {
+			f.tx = &tx
 		}
 	}
 	return f, nil
@@ -168,7 +140,7 @@ func (u *udpProber) receive(f *flight) error {
 		if err != nil || !r.Reply || r.Seq != f.seq {
 			continue
 		}
-		f.reply, f.t4, f.epoch, f.instance = r, rx, r.Epoch, r.Instance
+		f.reply, f.t4 = r, rx
 		return nil
 	}
 }

@@ -16,24 +16,14 @@ import (
 	"meridian.internal/shared/clock"
 )
 
-// wallSlackNS is what two pairs may differ by beyond their brackets before the wall clock counts as stepped. Both clocks
-// are slewed together, so that real - steady is constant between steps.
-const wallSlackNS = 200
-
 // Socket is a UDP socket with stamps.
 type Socket struct {
+	mapper
 	conn   *net.UDPConn
-	steady *clock.Steady
 	kernel bool
 	sent   uint32 // sends since the kernel's counter was armed
-	pair   wallPair
 	oob    []byte
 }
-
-// wallPair is the kernel's monotonic clock next to its wall clock; at is what the steady clock showed then.
-type wallPair struct{ mono, wall, half, at int64 }
-
-func (p wallPair) diff() int64 { return p.wall - p.mono }
 
 // RX is the stamp of a received packet.
 type RX struct {
@@ -51,8 +41,7 @@ type TX struct {
 
 // New wraps conn. Without support in the kernel, or with kernel false, all stamps are the program's.
 func New(conn *net.UDPConn, s *clock.Steady, kernel bool) *Socket {
-	k := &Socket{conn: conn, steady: s, oob: make([]byte, 512)}
-	k.pair = k.readPair()
+	k := &Socket{mapper: newMapper(s), conn: conn, oob: make([]byte, 512)}
 	if kernel {
 		k.kernel = arm(conn) == nil
 	}
@@ -135,28 +124,6 @@ func (k *Socket) Await(id uint32, limit time.Duration) (tx TX, ok bool) {
 			return tx, ok
 		}
 	}
-}
-
-// toSteady maps a wall stamp that is at most a moment old.
-func (k *Socket) toSteady(wall, now int64) (ns, half int64, ok bool) {
-	old := k.pair
-	if now-old.at > int64(20*time.Microsecond) || now < old.at {
-		k.pair = k.readPair()
-	}
-	p := k.pair
-	if d := p.diff() - old.diff(); d > p.half+old.half+wallSlackNS || -d > p.half+old.half+wallSlackNS {
-		return 0, 0, false // the wall clock was stepped between the pairs, perhaps between the stamp and now
-	}
-	ns = k.steady.FromKernel(wall - p.diff())
-	if ns > k.steady.Now()+p.half {
-		return 0, 0, false
-	}
-	return ns, p.half, true
-}
-
-func (k *Socket) readPair() wallPair {
-	m, w, h := k.steady.Wall()
-	return wallPair{m, w, h, k.steady.FromKernel(m)}
 }
 
 // IsTimeout says that err is a read deadline that passed.

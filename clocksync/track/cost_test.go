@@ -6,50 +6,60 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"strings"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"meridian.internal/clocksync/respond"
 	"meridian.internal/shared/clock"
 )
 
-// answerEnv makes the test binary a responder: what nodes do for their own process is not the follower's cost.
+// answerEnv makes the test binary so many responders: what nodes do for their own process is not the follower's cost.
 const answerEnv = "MERIDIAN_COST_ANSWER"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(answerEnv) == "" {
+	n, err := strconv.Atoi(os.Getenv(answerEnv))
+	if err != nil {
 		os.Exit(m.Run())
 	}
-	s, err := clock.New(clock.Options{FaultSkewPPM: 20})
-	if err != nil {
+	if err := answer(n); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	r, err := respond.Listen("127.0.0.1:0", s, respond.Options{})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	fmt.Println(r.Addr())
-	ctx, cancel := context.WithCancel(context.Background())
-	go func() {
-		_, _ = bufio.NewReader(os.Stdin).ReadString(0) // until the benchmark ends
-		cancel()
-	}()
-	if err := r.Serve(ctx); err != nil {
 		os.Exit(1)
 	}
 }
 
-// answers starts a process that answers for all peers, with a clock that is 20 ppm fast.
-func answers(b *testing.B) (addr string) {
+// answer prints the addresses of n responders and serves until stdin ends. Their clock is 20 ppm fast.
+func answer(n int) error {
+	s, err := clock.New(clock.Options{FaultSkewPPM: 20})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var g errgroup.Group
+	for range n {
+		r, err := respond.Listen("127.0.0.1:0", s, respond.Options{})
+		if err != nil {
+			cancel()
+			return err
+		}
+		fmt.Println(r.Addr())
+		g.Go(func() error { return r.Serve(ctx) })
+	}
+	_, _ = bufio.NewReader(os.Stdin).ReadString(0) // until the benchmark ends
+	cancel()
+	return g.Wait()
+}
+
+// answers starts a process that answers for n peers, each at its own address.
+func answers(b *testing.B, n int) (addrs []string) {
 	b.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env, cmd.Stderr = append(os.Environ(), answerEnv+"=1"), os.Stderr
+	cmd.Env, cmd.Stderr = append(os.Environ(), fmt.Sprintf("%s=%d", answerEnv, n)), os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		b.Fatal(err)
@@ -65,11 +75,13 @@ func answers(b *testing.B) (addr string) {
 		in.Close()
 		_ = cmd.Wait()
 	})
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		b.Fatal(err)
+	for lines := bufio.NewScanner(out); len(addrs) < n; {
+		if !lines.Scan() {
+			b.Fatalf("%d responders of %d, then %v", len(addrs), n, lines.Err())
+		}
+		addrs = append(addrs, lines.Text())
 	}
-	return strings.TrimSpace(line)
+	return addrs
 }
 
 // BenchmarkPeers is what this process pays for following many peers: probing and estimating. Reported as CPU time per burst
@@ -77,7 +89,7 @@ func answers(b *testing.B) (addr string) {
 func BenchmarkPeers(b *testing.B) {
 	for _, n := range []int{100, 1000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			own, addr := steady(b, clock.Options{}), answers(b)
+			own, addrs := steady(b, clock.Options{}), answers(b, n)
 			ctx, cancel := context.WithCancel(context.Background())
 			var wg sync.WaitGroup
 			var bursts, failed atomic.Int64
@@ -89,7 +101,7 @@ func BenchmarkPeers(b *testing.B) {
 			}})
 			ps := make([]Peer, n)
 			for i := range ps {
-				ps[i] = Peer{Name: fmt.Sprintf("n%04d", i), ClockAddr: addr}
+				ps[i] = Peer{Name: fmt.Sprintf("n%04d", i), ClockAddr: addrs[i]}
 			}
 			tr.SetPeers(ps)
 			wg.Go(func() { _ = tr.Run(ctx) })

@@ -34,7 +34,10 @@ type peer struct {
 	slots slots
 	poke  chan struct{}
 
-	past      *History   // set before run, then only read
+	past  *History     // set before run, then only read
+	batch *probe.Batch // likewise; may be nil
+	start time.Time    // likewise: of the raster
+
 	mu        sync.Mutex // guards what follows; held for microseconds
 	info      Peer
 	ests      []*estimate.Estimator // one per pair of epochs, newest last
@@ -87,7 +90,7 @@ func (p *peer) inherit(gone []*peer) {
 func (p *peer) run(ctx context.Context) {
 	info := p.snapshot()
 	pr, err := probe.New(p.opts.Steady, probe.Options{
-		ClockAddr: info.ClockAddr, URL: info.URL, Key: p.opts.Key, NoKernelTS: p.opts.NoKernelTS, Transport: p.opts.Transport,
+		ClockAddr: info.ClockAddr, URL: info.URL, Key: p.opts.Key, NoKernelTS: p.opts.NoKernelTS, Transport: p.opts.Transport, Batch: p.batch,
 	})
 	if err != nil {
 		p.fail(err)
@@ -145,19 +148,26 @@ func (p *peer) step(ctx context.Context, pr *probe.Prober) time.Duration {
 	}
 	wait := jitter(every, rand.Float64())
 	if p.transport == probe.UDPKernel {
-		wait = together(wait, time.Now())
+		wait = together(wait, p.start, time.Now())
 	}
 	return wait
 }
 
-// grid is the raster on which bursts begin whose stamps are the kernel's. A process that is woken for one packet at a time
-// spends more on being woken than on the packets, and stamps of the kernel do not care who is served first.
-const grid = 200 * time.Millisecond
+// Bursts whose stamps are the kernel's begin on a raster of this process, so that one system call serves many peers: being
+// woken costs more than a packet, and stamps of the kernel do not care who is served first. Short waits have a finer one.
+const (
+	raster     = time.Second
+	fineRaster = raster / 5
+)
 
-// together moves the end of a wait to the raster.
-func together(wait time.Duration, now time.Time) time.Duration {
-	end := now.Add(wait).Round(grid)
-	return max(end.Sub(now), grid/2)
+// together moves the end of a wait to the raster, which began at start.
+func together(wait time.Duration, start, now time.Time) time.Duration {
+	grid := raster
+	if wait < raster/2 {
+		grid = fineRaster
+	}
+	since := now.Sub(start)
+	return max((since+wait).Round(grid)-since, grid/2)
 }
 
 // nextBurst says how many exchanges the next burst has, and what bounds how many run beside it.

@@ -18,6 +18,7 @@ import (
 
 	"meridian.internal/clocksync/estimate"
 	"meridian.internal/clocksync/ntp"
+	"meridian.internal/clocksync/probe"
 	"meridian.internal/shared/clock"
 )
 
@@ -89,6 +90,8 @@ type Tracker struct {
 	opts    Options
 	changed chan struct{}
 	slots   slots
+	start   time.Time
+	batch   *probe.Batch // nil: stamps of the kernel are not wanted
 
 	mu     sync.Mutex // guards what follows; short reads and writes only
 	past   *History
@@ -108,8 +111,12 @@ func New(o Options) *Tracker {
 	if o.OnUpdate == nil {
 		o.OnUpdate = func(Update) {}
 	}
+	var batch *probe.Batch
+	if !o.NoKernelTS {
+		batch = probe.NewBatch(o.Steady, o.Key)
+	}
 	return &Tracker{
-		opts: o, changed: make(chan struct{}, 1), slots: slots{make(chan struct{}, max(2, 2*runtime.GOMAXPROCS(0))), make(chan struct{}, 64)},
+		opts: o, start: time.Now(), batch: batch, changed: make(chan struct{}, 1), slots: slots{make(chan struct{}, max(2, 2*runtime.GOMAXPROCS(0))), make(chan struct{}, 1024)},
 		wanted: map[string]Peer{}, peers: map[string]*peer{},
 	}
 }
@@ -142,6 +149,9 @@ func (t *Tracker) SetPeers(ps []Peer) {
 func (t *Tracker) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	if t.batch != nil {
+		wg.Go(func() { t.batch.Run(ctx) })
+	}
 	stops := map[string]context.CancelFunc{}
 	defer func() {
 		for _, stop := range stops {
@@ -184,6 +194,7 @@ func (t *Tracker) reconcile(ctx context.Context, stops map[string]context.Cancel
 			continue
 		}
 		p := newPeer(w, &t.opts, t.slots)
+		p.batch, p.start = t.batch, t.start
 		p.past = t.past
 		p.inherit(t.gone)
 		t.peers[name] = p

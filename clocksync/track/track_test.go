@@ -233,3 +233,20 @@ func TestManyPeersAreFollowedAtOnce(t *testing.T) {
 		t.Errorf("%d statuses", len(s))
 	}
 }
+
+func TestBurstsMeetOnTheRaster(t *testing.T) {
+	start := time.Now()
+	for _, c := range []struct {
+		name            string
+		since, wait, to time.Duration
+	}{
+		{"a second's raster for long waits", 1900 * time.Millisecond, 1050 * time.Millisecond, 3 * time.Second},
+		{"a finer one for short waits", 1900 * time.Millisecond, 260 * time.Millisecond, 2200 * time.Millisecond},
+		{"never at once", 1950 * time.Millisecond, 500 * time.Millisecond, 2450 * time.Millisecond},
+		{"many seconds", 0, 9800 * time.Millisecond, 10 * time.Second},
+	} {
+		if got := c.since + together(c.wait, start, start.Add(c.since)); got != c.to {
+			t.Errorf("%s: the next burst begins at %v, want %v", c.name, got, c.to)
+		}
+	}
+}

@@ -1,0 +1,282 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"meridian.internal/clocksync/ntp"
+	"meridian.internal/clocksync/stamp"
+	"meridian.internal/shared/clock"
+)
+
+const (
+	// gather is how long bursts are waited for that begin at the same time, and replies that come at the same time. Stamps of
+	// the kernel do not care when they are read; a system call and a wake-up for many packets cost little more than for one.
+	gather = time.Millisecond
+	// lastGather bounds the growing wait for replies of far peers.
+	lastGather = 8 * time.Millisecond
+	queued     = 1024 // bursts that wait to be begun; more wait in their goroutines
+)
+
+var (
+	errLate  = errors.New("no clock reply")            // is why an exchange was given up
+	errBatch = errors.New("probe: no batch to be had") // is returned when Run is over or there is no socket
+)
+
+// Batch makes the bursts of many peers together, over one socket per address family: one system call sends to all, one
+// reads all replies, one all stamps of what was sent. Run's goroutine owns all state but the queue.
+type Batch struct {
+	steady *clock.Steady
+	key    []byte
+	jobs   chan *job
+	ended  chan struct{}
+
+	lines  map[bool]*line // by whether the addresses are IPv6's
+	active int            // jobs under way
+	local  *ntp.Pair      // read once a round; nil: not known
+}
+
+// line is a socket and what is under way on it.
+type line struct {
+	sock    *stamp.Many
+	ready   []*job             // have a packet to send
+	flights map[uint32]*job    // by seq: await a reply
+	stamps  map[uint32]*flight // by number of the send: await the kernel's stamp
+}
+
+// job is one burst.
+type job struct {
+	talk
+	to       netip.AddrPort
+	left     int // packets to send
+	timeout  time.Duration
+	done     chan result // holds one
+	flight   *flight     // under way; nil: none
+	deadline int64
+}
+
+type result struct {
+	burst Burst
+	err   error
+}
+
+// NewBatch returns a batch that does nothing before Run.
+func NewBatch(s *clock.Steady, key []byte) *Batch {
+	return &Batch{steady: s, key: key, jobs: make(chan *job, queued), ended: make(chan struct{}), lines: map[bool]*line{}}
+}
+
+// burst makes n exchanges with the peer at to.
+func (b *Batch) burst(ctx context.Context, to netip.AddrPort, n int, timeout time.Duration) (Burst, error) {
+	j := &job{to: to, left: n, timeout: timeout, done: make(chan result, 1), talk: talk{burst: Burst{Transport: UDP}}}
+	select {
+	case b.jobs <- j:
+	case <-b.ended:
+		return Burst{}, errBatch
+	case <-ctx.Done():
+		return Burst{}, ctx.Err()
+	}
+	select {
+	case r := <-j.done:
+		return r.burst, r.err
+	case <-b.ended:
+		return Burst{}, errBatch
+	case <-ctx.Done():
+		return Burst{}, ctx.Err() // the exchanges that are under way end by their deadline
+	}
+}
+
+// Run makes the bursts that are asked for until ctx ends. It may be called once.
+func (b *Batch) Run(ctx context.Context) {
+	defer close(b.ended)
+	defer func() {
+		for _, l := range b.lines {
+			l.sock.Close()
+		}
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	wait := gather
+	for {
+		if b.active == 0 {
+			select {
+			case <-ctx.Done():
+				return
+			case j := <-b.jobs:
+				b.admit(j)
+			}
+			wait = gather
+		}
+		timer.Reset(wait)
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		if b.round() {
+			wait = gather
+		} else {
+			wait = min(2*wait, lastGather)
+		}
+	}
+}
+
+// round reads what has come and sends what is due. Not busy: nothing was sent.
+func (b *Batch) round() (busy bool) {
+	for more := true; more; {
+		select {
+		case j := <-b.jobs:
+			b.admit(j)
+		default:
+			more = false
+		}
+	}
+	b.local = localPair(b.steady)
+	now := b.steady.Now()
+	for _, l := range b.lines {
+		if len(l.flights) > 0 {
+			b.read(l)
+			b.expire(l, now)
+		}
+		for len(l.ready) > 0 {
+			busy = true
+			b.send(l)
+			if len(l.ready) > 0 {
+				b.read(l) // before the replies to the next part fill the socket's buffer
+			}
+		}
+	}
+	return busy
+}
+
+func (b *Batch) admit(j *job) {
+	v6 := j.to.Addr().Is6()
+	l := b.lines[v6]
+	if l == nil {
+		sock, err := stamp.OpenMany(b.steady, v6)
+		if err != nil {
+			j.done <- result{err: fmt.Errorf("%w: %w", errBatch, err)}
+			return
+		}
+		l = &line{sock: sock, flights: map[uint32]*job{}, stamps: map[uint32]*flight{}}
+		b.lines[v6] = l
+	}
+	l.ready = append(l.ready, j)
+	b.active++
+}
+
+// send sends the next packets, as many as one system call carries.
+func (b *Batch) send(l *line) {
+	part := l.ready[:min(len(l.ready), stamp.BatchSize)]
+	own, ds := b.steady.ID(), make([]stamp.Datagram, len(part))
+	buf := make([]byte, 0, len(part)*ntp.Size)
+	for i, j := range part {
+		j.flight = &flight{seq: l.nonce()}
+		l.flights[j.flight.seq] = j
+		buf = j.request(own, j.flight.seq).Append(buf, b.key)
+		ds[i] = stamp.Datagram{To: j.to, Data: buf[len(buf)-ntp.Size:]}
+	}
+	for len(part) > 0 {
+		n, before, first, err := l.sock.Send(ds)
+		if err != nil {
+			clear(l.stamps) // counted anew
+			part[0].left--
+			b.lost(l, part[0], err)
+			n = 1
+		} else {
+			for i, j := range part[:n] {
+				j.left--
+				j.flight.t1, j.deadline = before, before+int64(j.timeout)
+				l.stamps[first+uint32(i)] = j.flight
+			}
+		}
+		// lost may have appended to ready: it is cut from its front only.
+		part, ds, l.ready = part[n:], ds[n:], l.ready[n:]
+	}
+}
+
+// nonce draws a number that no exchange under way has.
+func (l *line) nonce() uint32 {
+	for {
+		if seq := rand.Uint32(); l.flights[seq] == nil {
+			return seq
+		}
+	}
+}
+
+// read takes the replies and sending stamps that have come.
+func (b *Batch) read(l *line) {
+	var landed []*job
+	ok := l.sock.Receive(func(from netip.AddrPort, data []byte, rx stamp.RX) {
+		r, err := ntp.ParsePacket(data, b.key)
+		if err != nil || !r.Reply {
+			return
+		}
+		j := l.flights[r.Seq]
+		if j == nil || j.to != from {
+			return // a leftover, a replay or a forgery
+		}
+		delete(l.flights, r.Seq)
+		j.flight.reply, j.flight.t4 = r, rx
+		landed = append(landed, j)
+	})
+	ok = l.sock.Sent(func(tx stamp.TX) {
+		if f := l.stamps[tx.ID]; f != nil {
+			f.tx = &tx
+			delete(l.stamps, tx.ID)
+		}
+	}) && ok
+	if !ok {
+		clear(l.stamps) // the wall clock was stepped
+	}
+	for _, j := range landed {
+		f := j.flight
+		j.flight = nil
+		if err := j.take(f, j.to.String()); err != nil {
+			b.finish(l, j, result{err: err})
+			continue
+		}
+		b.next(l, j)
+	}
+}
+
+// next goes on with a burst that has no exchange under way.
+func (b *Batch) next(l *line, j *job) {
+	if j.left > 0 {
+		l.ready = append(l.ready, j)
+		return
+	}
+	j.burst.Local = b.local
+	r, err := j.end(j.to.String())
+	b.finish(l, j, result{r, err})
+}
+
+func (b *Batch) finish(l *line, j *job, r result) {
+	b.active--
+	j.done <- r
+	if b.active == 0 {
+		clear(l.stamps) // of some sends the kernel gives none
+	}
+}
+
+// expire gives up exchanges whose time is over.
+func (b *Batch) expire(l *line, now int64) {
+	for _, j := range l.flights {
+		if now >= j.deadline {
+			b.lost(l, j, fmt.Errorf("%w after %v", errLate, j.timeout))
+		}
+	}
+}
+
+// lost ends an exchange without reply.
+func (b *Batch) lost(l *line, j *job, err error) {
+	delete(l.flights, j.flight.seq)
+	j.flight = nil
+	if j.lose(err) {
+		j.left = 0
+	}
+	b.next(l, j)
+}
