@@ -63,6 +63,13 @@ func (a *fakeAck) Ack() error {
 	return nil
 }
 
+// seen is how often it was acknowledged.
+func (a *fakeAck) seen() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.acked
+}
+
 func (a *fakeAck) InProgress() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

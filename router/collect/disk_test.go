@@ -60,7 +60,7 @@ func TestAFullDiskDelaysLinesAndLosesNone(t *testing.T) {
 		}
 		acked := func() (n int) {
 			for _, a := range acks {
-				if a.acked > 0 {
+				if a.seen() > 0 {
 					n++
 				}
 			}
@@ -108,15 +108,15 @@ func TestAnAmendmentThatCannotBeWrittenIsNotAcknowledgedAndComesLater(t *testing
 		c.in <- message{rec: rec(phase.Ctx, "a"), ack: again} // the stream brings it once more
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
-		if late.acked != 0 || again.acked != 0 {
-			t.Errorf("acknowledged %d and %d times without a line", late.acked, again.acked)
+		if late.seen() != 0 || again.seen() != 0 {
+			t.Errorf("acknowledged %d and %d times without a line", late.seen(), again.seen())
 		}
 		free()
 		inodes()
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if late.acked != 1 || again.acked != 1 || late.onDisk != 2 {
-			t.Errorf("after it: acknowledged %d and %d times with %d lines on disk", late.acked, again.acked, late.onDisk)
+		if late.seen() != 1 || again.seen() != 1 || late.onDisk != 2 {
+			t.Errorf("after it: acknowledged %d and %d times with %d lines on disk", late.seen(), again.seen(), late.onDisk)
 		}
 		stop()
 		if got, want := shape(readDir(dir)), []string{"a -ctx ctx0 sub 0 attempt 0", "a complete amends"}; !slices.Equal(got, want) {
