@@ -84,13 +84,19 @@ func (p *Process) start(s *spawner) error {
 
 // environment is ours without MERIDIAN_*: the options of a daemon are those of its command line.
 func environment() []string {
-	var env []string
+	return slices.DeleteFunc(os.Environ(), withheld)
+}
+
+func withheld(variable string) bool { return strings.HasPrefix(variable, "MERIDIAN_") }
+
+// Withheld names the variables of ours that daemons would take for options and are not given.
+func Withheld() (names []string) {
 	for _, e := range os.Environ() {
-		if !strings.HasPrefix(e, "MERIDIAN_") {
-			env = append(env, e)
+		if name, _, _ := strings.Cut(e, "="); withheld(e) && !strings.HasPrefix(name, "MERIDIAN_TEST_") {
+			names = append(names, name)
 		}
 	}
-	return env
+	return names
 }
 
 // PID is the process id.

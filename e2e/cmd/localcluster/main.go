@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"meridian.internal/e2e/cluster"
@@ -33,13 +34,16 @@ type layout struct {
 	Traces    string                   `help:"Folder for timelines; empty: traces in the run folder." placeholder:"DIR" type:"path"`
 	TimeShift map[string]time.Duration `help:"Start a node under a clock that is ahead by whole seconds (a time namespace; needs root)." placeholder:"NODE=DURATION"`
 	Shuttle   map[string]string        `help:"Start a node behind a path of known delay to it and back, and jitter (a network namespace; needs root)." placeholder:"NODE=THERE/BACK[/JITTER]"`
-	NodeFlag  map[string]string        `help:"Further option of one node, as in gen0=--fault-clock-lie=1ms." placeholder:"NODE=FLAG"`
+	NodeFlag  map[string]string        `help:"Further option of one node, as in gen0=--fault-clock-lie=1ms, or of all: all=--iter-publish. MERIDIAN_* is not passed on." placeholder:"NODE=FLAG"`
 	Token     string                   `help:"File with the secret of the cluster: every daemon gets it as --cluster-token, and takes only those who know it." name:"cluster-token" placeholder:"FILE" type:"path"`
 	Dir       string                   `help:"Run folder for logs and state; empty: a new one for temporary files." placeholder:"DIR" type:"path"`
 }
 
 // cardShare is the part of a card's memory that the nodes of a cluster share equally.
 const cardShare = 0.9
+
+// allNodes names every node in --node-flag.
+const allNodes = "all"
 
 // config makes the run folder and the part of the configuration that all commands share.
 func (l layout) config(log *slog.Logger) (cluster.Config, error) {
@@ -63,6 +67,9 @@ func (l layout) config(log *slog.Logger) (cluster.Config, error) {
 	if traces == "" {
 		traces = filepath.Join(dir, "traces")
 	}
+	if ignored := cluster.Withheld(); len(ignored) > 0 {
+		log.Warn("the daemons do not see these variables: their options come by --node-flag", "variables", strings.Join(ignored, " "))
+	}
 	places, err := l.places()
 	if err != nil {
 		return cluster.Config{}, err
@@ -74,6 +81,9 @@ func (l layout) config(log *slog.Logger) (cluster.Config, error) {
 	var args []string
 	if l.Token != "" {
 		args = []string{"--cluster-token", l.Token}
+	}
+	if flag, ok := l.NodeFlag[allNodes]; ok {
+		nodeArgs = append(nodeArgs, flag)
 	}
 	return cluster.Config{
 		Args: args, NodeArgs: nodeArgs, Places: places, Bin: bin, Dir: dir, Traces: traces, Ctx: l.Ctx, Gen: l.Gen, Model: l.Model, Device: l.Device, Logger: log,
@@ -98,6 +108,9 @@ func (l layout) places() (map[string]cluster.Place, error) {
 		places[name] = p
 	}
 	for name, flag := range l.NodeFlag {
+		if name == allNodes {
+			continue
+		}
 		p := places[name]
 		p.Args = append(p.Args, flag)
 		places[name] = p
