@@ -142,7 +142,7 @@ func (s Series) plots() ([]*plot.Plot, error) {
 		title, y string
 		values   []float64
 	}{
-		{fmt.Sprintf("%s: offset minus %.3f ppm, with its bound", s.Title, s.SkewPPM), "µs", s.Residual},
+		{fmt.Sprintf("%s: offset minus a line of %+.3f ppm, with its bound", s.Title, s.SkewPPM), "µs", s.Residual},
 		{"stated bound", "µs", s.Bound},
 		{"least round trip of the burst", "µs", s.RTT},
 	} {
@@ -172,6 +172,11 @@ func (s Series) plots() ([]*plot.Plot, error) {
 		p.Add(line)
 		if p.Y.Max <= p.Y.Min || math.IsInf(p.Y.Max, 0) {
 			p.Y.Max = p.Y.Min + 1
+		}
+		room := (p.Y.Max - p.Y.Min) / 20 // a flat line would lie on the frame
+		p.Y.Max += room
+		if i == 0 {
+			p.Y.Min -= room
 		}
 		if p.X.Max <= p.X.Min {
 			p.X.Min, p.X.Max = -1, 0

@@ -116,9 +116,8 @@ func weights(ms []middle) func(middle) float64 {
 	for _, m := range ms {
 		halves = append(halves, m.half)
 	}
-	slices.Sort(halves)
-	least := halves[0]
-	spread := min(max((halves[len(halves)/2]-least)/0.7, minHalf), max(least, minHalf))
+	least := slices.Min(halves)
+	spread := min(max((nth(halves, len(halves)/2)-least)/0.7, minHalf), max(least, minHalf))
 	return func(m middle) float64 {
 		w := 1 + (m.half-least)/spread
 		return 1 / (w * w)
@@ -154,6 +153,34 @@ func parabola(ms []middle, x float64) (float64, bool) {
 	c := s[0]*(s[2]*t[2]-s[3]*t[1]) - s[1]*(s[1]*t[2]-t[1]*s[2]) + t[0]*(s[1]*s[3]-s[2]*s[2])
 	u := (x - x0) / scale
 	return y0 + (a+b*u+c*u*u)/det, true
+}
+
+// nth returns what xs[k] would be if xs were sorted (Hoare's selection), and reorders xs.
+func nth(xs []float64, k int) float64 {
+	for lo, hi := 0, len(xs)-1; lo < hi; {
+		pivot := xs[k]
+		i, j := lo, hi
+		for i <= j {
+			for xs[i] < pivot {
+				i++
+			}
+			for xs[j] > pivot {
+				j--
+			}
+			if i <= j {
+				xs[i], xs[j] = xs[j], xs[i]
+				i++
+				j--
+			}
+		}
+		if j < k {
+			lo = i
+		}
+		if i > k {
+			hi = j
+		}
+	}
+	return xs[k]
 }
 
 // fit is a weighted least-squares line.
