@@ -53,6 +53,7 @@ func TestRandomEndsLeaveNothingBehind(t *testing.T) {
 					left.Add(1)
 				default:
 					failed.Add(1)
+					t.Logf("request end-%d failed: %v", i, err)
 				}
 			}
 		})

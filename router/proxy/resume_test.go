@@ -67,6 +67,23 @@ func TestAnAnswerThatWasCutGoesOnAtAnotherNode(t *testing.T) {
 	}
 }
 
+// TestACharacterMayLieAcrossTheCut: a token that is only part of a character has no text yet, but the other node must know it.
+func TestACharacterMayLieAcrossTheCut(t *testing.T) {
+	c := newCluster(t, GenerationFirst, "ctx0", "gen0", "gen1")
+	c.nodes["gen0"].serve = breakAfter("a", "")
+	c.nodes["gen1"].serve = func(w http.ResponseWriter, _ *http.Request, l leg) { streamTokens(w, l, "é", "b") }
+	got := c.post("/v1/completions", completion)
+	if said := text(t, got.events, false); said != "aéb" {
+		t.Errorf("got %q of %q", said, got.body)
+	}
+	for len(c.legs) > 0 {
+		if l := <-c.legs; l.header.Get(api.HeaderAttempt) == "1" && string(l.body["output_token_ids"]) != "[5,6]" {
+			t.Errorf("%s was told of %s, want the token without text too", l.node, l.body["output_token_ids"])
+		}
+	}
+	checkSeam(t, c.settled()[0])
+}
+
 // checkSeam wants a record that tells of the first attempt, and of where it was cut.
 func checkSeam(t *testing.T, r *phase.Record) {
 	t.Helper()

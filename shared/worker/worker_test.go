@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/infer"
@@ -201,6 +202,37 @@ func TestAResumedLegGoesOnExactly(t *testing.T) {
 		if got := head + join(t, body).text[0]; got != join(t, whole).text[0] || strings.Contains(body, `"role"`) {
 			t.Errorf("resumed after %d tokens it says %q, want %q", k, got, join(t, whole).text[0])
 		}
+	}
+}
+
+// TestAResumedLegGoesOnInsideACharacter: bytes of a character that were held back when the first attempt broke come with the
+// rest of it, once.
+func TestAResumedLegGoesOnInsideACharacter(t *testing.T) {
+	f := newFake(t)
+	f.say = "a🜁é\u2028b"
+	all := f.o.Tokenizer.Encode(f.say, false)
+	inside := 0
+	for k := 1; k < len(all); k++ {
+		before := newText(f.o.Tokenizer, &api.Request{}, nil)
+		var head string
+		for _, id := range all[:k] {
+			head += before.take(id)
+		}
+		if !utf8.ValidString(head) {
+			t.Errorf("after %d tokens %q was sent", k, head)
+		}
+		if head != f.o.Tokenizer.Decode(all[:k], true) {
+			inside++
+		}
+		given, _ := json.Marshal(all[:k])
+		_, body := f.post(t, "/v1/completions", `{"model":"tiny","prompt":[5],"stream":true,"max_tokens":50,"output_token_ids":`+string(given)+
+			`,"disaggregated_params":{"request_type":"context_and_generation"}}`, api.HeaderRouter, "r0")
+		if got := head + join(t, body).text[0]; got != f.say {
+			t.Errorf("resumed after %d tokens it says %q, want %q", k, got, f.say)
+		}
+	}
+	if inside == 0 {
+		t.Errorf("no cut lies inside a character: %d tokens", len(all))
 	}
 }
 
