@@ -172,3 +172,41 @@ func TestAPeerWithKernelStampsIsHandedToTheBatch(t *testing.T) {
 	}
 	t.Skip("the kernel gives no packet stamps here")
 }
+
+func TestAClockThatChangesWithinABurstProvesNothing(t *testing.T) {
+	addr := faker(t, func(n int, q ntp.Packet) ntp.Packet {
+		return ntp.Packet{Reply: true, Seq: q.Seq, Epoch: uint64(7 + n%2), T2: 5, T3: 6}
+	})
+	client := steady(t, clock.Options{})
+	if _, err := prober(t, client, Options{ClockAddr: addr}).Burst(t.Context(), 4); !errors.Is(err, ErrTwoClock) {
+		t.Errorf("over its own socket: %v, want %v", err, ErrTwoClock)
+	}
+	if _, err := batch(t, client, nil).burst(t.Context(), netip.MustParseAddrPort(addr), 4, 5*time.Second); !errors.Is(err, ErrTwoClock) {
+		t.Errorf("by the batch: %v, want %v", err, ErrTwoClock)
+	}
+}
+
+// faker answers clock requests with what it is told to; it has no clock.
+func faker(t *testing.T, answer func(n int, q ntp.Packet) ntp.Packet) (addr string) {
+	t.Helper()
+	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	t.Cleanup(func() { c.Close(); <-done })
+	go func() {
+		defer close(done)
+		var b [ntp.Size + 1]byte
+		for n := 0; ; n++ {
+			k, from, err := c.ReadFromUDPAddrPort(b[:])
+			if err != nil {
+				return
+			}
+			if q, err := ntp.ParsePacket(b[:k], nil); err == nil {
+				_, _ = c.WriteToUDPAddrPort(answer(n, q).Append(nil, nil), from)
+			}
+		}
+	}()
+	return c.LocalAddr().String()
+}

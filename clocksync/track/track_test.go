@@ -3,6 +3,7 @@ package track
 import (
 	"context"
 	"fmt"
+	"net"
 	"testing"
 	"time"
 
@@ -249,4 +250,55 @@ func TestBurstsMeetOnTheRaster(t *testing.T) {
 			t.Errorf("%s: the next burst begins at %v, want %v", c.name, got, c.to)
 		}
 	}
+}
+
+func TestAPeerWithImpossibleStampsIsNeverUsableAndHarmsNoOther(t *testing.T) {
+	own, other := steady(t, clock.Options{}), steady(t, clock.Options{FaultSkewPPM: 20})
+	addr, _ := serve(t, "127.0.0.1:0", other)
+	liar := faker(t, func(n int, q ntp.Packet) ntp.Packet { // sends before it has received
+		return ntp.Packet{Reply: true, Seq: q.Seq, Epoch: 7, T2: int64(n+2) * 1e9, T3: int64(n+1) * 1e9}
+	})
+	f := follow(t, own, Peer{Name: "good", ClockAddr: addr}, Peer{Name: "liar", ClockAddr: liar})
+	for good, bad := 0, 0; good < 5 || bad < 5; {
+		u := f.await(t, "a burst", func(u Update) bool { return u.Err == nil })
+		if u.Peer.Name == "liar" {
+			bad++
+			if u.Estimate.Usable() || u.Verdict.Impossible == 0 {
+				t.Errorf("the liar is %s: %+v", u.Estimate.State, u.Verdict)
+			}
+			continue
+		}
+		good++
+		if u.Verdict.Bad() {
+			t.Errorf("the other one: %+v", u.Verdict)
+		}
+		if u.Estimate.Usable() {
+			covers(t, u.Estimate, own, other)
+		}
+	}
+}
+
+// faker answers clock requests with what it is told to; it has no clock.
+func faker(t *testing.T, answer func(n int, q ntp.Packet) ntp.Packet) (addr string) {
+	t.Helper()
+	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	t.Cleanup(func() { c.Close(); <-done })
+	go func() {
+		defer close(done)
+		var b [ntp.Size + 1]byte
+		for n := 0; ; n++ {
+			k, from, err := c.ReadFromUDPAddrPort(b[:])
+			if err != nil {
+				return
+			}
+			if q, err := ntp.ParsePacket(b[:k], nil); err == nil {
+				_, _ = c.WriteToUDPAddrPort(answer(n, q).Append(nil, nil), from)
+			}
+		}
+	}()
+	return c.LocalAddr().String()
 }
