@@ -43,22 +43,6 @@ func (h *histogram) median() Median {
 	return m
 }
 
-// rank is the value at a rank, within half a percent.
-func (h *histogram) rank(r float64) int64 {
-	keys := make([]int32, 0, len(h.buckets))
-	for k := range h.buckets {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	seen := int64(0)
-	for _, k := range keys {
-		if seen += h.buckets[k]; float64(seen) >= r {
-			return max(h.lo, min(h.hi, value(k)))
-		}
-	}
-	return h.hi
-}
-
 // Diff compares two summaries: TTFT, E2E, time per token, then the spans by how much they moved the mean.
 func Diff(a, b *Summary) []Change {
 	list := []Change{change("time to first token", &a.ttft, &b.ttft), change("end to end", &a.e2e, &b.e2e), change("per token", &a.token, &b.token)}

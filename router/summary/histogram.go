@@ -2,15 +2,13 @@
 // requests. It reads lines one after the other and keeps histograms, never the lines.
 package summary
 
-import (
-	"math"
-	"sort"
-)
+import "math"
 
 // histogram counts durations in buckets 1 % wide, so that a quantile is right within 0.5 %; negative ones too. The zero
 // value is empty.
 type histogram struct {
-	buckets map[int32]int64 // key: 0 for 0, ±(1 + log of the value)
+	buckets []int64 // of the keys from base on; key: 0 for 0, ±(1 + log of the value)
+	base    int32
 	n       int64
 	sum     float64
 	lo, hi  int64
@@ -42,27 +40,49 @@ func value(k int32) int64 {
 	return int64(math.Exp((float64(k-1) + 0.5) * logGrowth))
 }
 
-func (h *histogram) add(ns int64) {
-	if h.buckets == nil {
-		h.buckets = map[int32]int64{}
+func (h *histogram) add(ns int64) { h.addKey(key(ns), ns) }
+
+// addKey is add for whoever has the key of ns already.
+func (h *histogram) addKey(k int32, ns int64) {
+	if h.n == 0 {
 		h.lo, h.hi = ns, ns
 	}
-	h.buckets[key(ns)]++
+	*h.bucket(k)++
 	h.n++
 	h.sum += float64(ns)
 	h.lo, h.hi = min(h.lo, ns), max(h.hi, ns)
+}
+
+// spare is how many buckets are made beyond the one that is wanted.
+const spare = 64
+
+// bucket finds the bucket of a key, made where there is none.
+func (h *histogram) bucket(k int32) *int64 {
+	if i := int(k) - int(h.base); i >= 0 && i < len(h.buckets) {
+		return &h.buckets[i]
+	}
+	base, end := k-spare, k+spare
+	if len(h.buckets) == 0 {
+		h.base = base
+	}
+	base, end = min(base, h.base), max(end, h.base+int32(len(h.buckets)))
+	wider := make([]int64, end-base)
+	copy(wider[h.base-base:], h.buckets)
+	h.buckets, h.base = wider, base
+	return &h.buckets[k-base]
 }
 
 func (h *histogram) merge(o *histogram) {
 	if o.n == 0 {
 		return
 	}
-	if h.buckets == nil {
-		h.buckets = map[int32]int64{}
+	if h.n == 0 {
 		h.lo, h.hi = o.lo, o.hi
 	}
-	for k, n := range o.buckets {
-		h.buckets[k] += n
+	for i, n := range o.buckets {
+		if n > 0 {
+			*h.bucket(o.base + int32(i)) += n
+		}
 	}
 	h.n += o.n
 	h.sum += o.sum
@@ -86,24 +106,19 @@ func (h *histogram) quantiles() Quantiles {
 	if h.n == 0 {
 		return q
 	}
-	q.Mean = int64(h.sum / float64(h.n))
-	keys := make([]int32, 0, len(h.buckets))
-	for k := range h.buckets {
-		keys = append(keys, k)
-	}
-	sort.Slice(keys, func(i, j int) bool { return keys[i] < keys[j] })
-	want := []struct {
-		at float64
-		to *int64
-	}{{0.5, &q.P50}, {0.9, &q.P90}, {0.99, &q.P99}, {0.999, &q.P999}}
+	n := float64(h.n)
+	q.Mean = int64(h.sum / n)
+	q.P50, q.P90, q.P99, q.P999 = h.rank(0.5*n), h.rank(0.9*n), h.rank(0.99*n), h.rank(0.999*n)
+	return q
+}
+
+// rank is the value at a rank, within half a percent.
+func (h *histogram) rank(r float64) int64 {
 	seen := int64(0)
-	next := 0
-	for _, k := range keys {
-		seen += h.buckets[k]
-		for next < len(want) && float64(seen) >= want[next].at*float64(h.n) {
-			*want[next].to = max(h.lo, min(h.hi, value(k)))
-			next++
+	for i, n := range h.buckets {
+		if seen += n; n > 0 && float64(seen) >= r {
+			return max(h.lo, min(h.hi, value(h.base+int32(i))))
 		}
 	}
-	return q
+	return h.hi
 }

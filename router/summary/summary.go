@@ -20,7 +20,7 @@ type Summary struct {
 	rest     histogram // |unaccounted|
 	spans    map[string]*histogram
 	order    []string // names of spans as they first came
-	nodes    map[string]*histogram
+	nodes    map[nodeSpan]*histogram
 	pairs    map[string]*histogram
 	hours    map[string]*histogram
 	slowest  []Slow
@@ -60,7 +60,7 @@ type Slow struct {
 func New(top int) *Summary {
 	return &Summary{
 		top: top, counts: Counts{Outcomes: map[string]int64{}, Styles: map[string]int64{}}, spans: map[string]*histogram{},
-		nodes: map[string]*histogram{}, pairs: map[string]*histogram{}, hours: map[string]*histogram{},
+		nodes: map[nodeSpan]*histogram{}, pairs: map[string]*histogram{}, hours: map[string]*histogram{},
 	}
 }
 
@@ -119,29 +119,42 @@ func (s *Summary) addTimes(l *timeline.Line) {
 	s.addSpans(l.Spans)
 }
 
+// nodeSpan is a span on one node.
+type nodeSpan struct{ node, name string }
+
 // addSpans counts each name once a request: the chunks of a prefill are one prefill.
 func (s *Summary) addSpans(spans []timeline.Span) {
-	for i, sp := range spans {
-		if slices.ContainsFunc(spans[:i], func(o timeline.Span) bool { return o.Name == sp.Name }) {
-			continue
-		}
-		total := int64(0)
-		for _, o := range spans[i:] {
-			if o.Name == sp.Name {
-				total += o.DurNS
+next:
+	for i := range spans {
+		name, total := spans[i].Name, spans[i].DurNS
+		for j := range spans {
+			switch {
+			case spans[j].Name != name || j == i:
+			case j < i:
+				continue next
+			default:
+				total += spans[j].DurNS
 			}
 		}
-		if s.spans[sp.Name] == nil {
-			s.order = append(s.order, sp.Name)
+		if s.spans[name] == nil {
+			name = strings.Clone(name) // a key must not keep the text of its line
+			s.order = append(s.order, name)
 		}
-		at(s.spans, sp.Name).add(total)
-		if !strings.Contains(sp.Node, ">") {
-			at(s.nodes, sp.Node+"\x00"+sp.Name).add(total)
+		k := key(total)
+		at(s.spans, name).addKey(k, total)
+		node := spans[i].Node
+		if strings.IndexByte(node, '>') >= 0 {
+			continue
 		}
+		on := nodeSpan{node, name}
+		if s.nodes[on] == nil {
+			on = nodeSpan{strings.Clone(node), strings.Clone(name)}
+		}
+		at(s.nodes, on).addKey(k, total)
 	}
 }
 
-func at(m map[string]*histogram, k string) *histogram {
+func at[K comparable](m map[K]*histogram, k K) *histogram {
 	h := m[k]
 	if h == nil {
 		h = &histogram{}
@@ -190,10 +203,13 @@ func (s *Summary) Merge(o *Summary) {
 	for _, h := range []struct{ to, from *histogram }{{&s.ttft, &o.ttft}, {&s.e2e, &o.e2e}, {&s.token, &o.token}, {&s.rest, &o.rest}} {
 		h.to.merge(h.from)
 	}
-	for _, m := range []struct{ to, from map[string]*histogram }{{s.spans, o.spans}, {s.nodes, o.nodes}, {s.pairs, o.pairs}, {s.hours, o.hours}} {
+	for _, m := range []struct{ to, from map[string]*histogram }{{s.spans, o.spans}, {s.pairs, o.pairs}, {s.hours, o.hours}} {
 		for k, h := range m.from {
 			at(m.to, k).merge(h)
 		}
+	}
+	for k, h := range o.nodes {
+		at(s.nodes, k).merge(h)
 	}
 	for _, name := range o.order {
 		if !slices.Contains(s.order, name) {
@@ -261,10 +277,10 @@ func (s *Summary) Result() Result {
 	for _, name := range s.order {
 		r.Spans = append(r.Spans, Named{Name: name, Quantiles: s.spans[name].quantiles()})
 	}
-	for _, n := range named(s.nodes) {
-		n.Node, n.Name, _ = strings.Cut(n.Name, "\x00")
-		r.Nodes = append(r.Nodes, n)
+	for on, h := range s.nodes {
+		r.Nodes = append(r.Nodes, Named{Name: on.name, Node: on.node, Quantiles: h.quantiles()})
 	}
+	slices.SortFunc(r.Nodes, func(a, b Named) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name)) })
 	return r
 }
 

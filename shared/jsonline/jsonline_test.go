@@ -45,6 +45,24 @@ func TestIntLimits(t *testing.T) {
 	}
 }
 
+// FuzzPass wants Pass to end where Skip does, wherever Skip finds a value.
+func FuzzPass(f *testing.F) {
+	for _, s := range []string{`{"a":[1,{"b":"]}\\\""}]}`, `[[[]],{}] `, ` 1`, `"x"`, `[`, `["\`, `{"a"`, `[}`} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		skip, pass := NewReader(s), NewReader(s)
+		skip.Skip()
+		pass.Pass()
+		if skip.Err() == nil && (pass.Err() != nil || pass.Offset() != skip.Offset()) {
+			t.Errorf("%q: passed to %d (%v), skipped to %d", s, pass.Offset(), pass.Err(), skip.Offset())
+		}
+		if !errors.Is(pass.Err(), ErrSyntax) && pass.Err() != nil {
+			t.Errorf("undocumented error %v", pass.Err())
+		}
+	})
+}
+
 // FuzzSkip compares what the reader takes with encoding/json, and its strings and numbers too.
 func FuzzSkip(f *testing.F) {
 	for _, s := range []string{`{"a":[1,2.5e3,-0,true,false,null,"x\u00e9\ud83d\ude00"]}`, `"\ud83d"`, `[[[]],{}]`, ` 1 `, "\"\xff\"", `{"a":1,"a":2}`, `"\ud83dA"`} {
