@@ -87,10 +87,16 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 	if err != nil {
 		return err
 	}
-	server := kvwire.NewServer(kvwire.ServerOptions{
+	so := kvwire.ServerOptions{
 		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info), Epoch: uint64(instance), Lease: c.KVLease, Blocks: dev.Info.KVBlocks,
 		Now: d.Steady.Now, Logger: log, Key: d.Cluster.Key("kv"),
-	})
+	}
+	if s := dev.Sharer(); s != nil {
+		if shared, ok := s.Share(); ok {
+			so.Shared = &shared
+		}
+	}
+	server := kvwire.NewServer(so)
 	_, port, err := net.SplitHostPort(ln.Addr().String())
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/device"
 	"meridian.internal/gpu/kvwire"
 	"meridian.internal/shared/api"
@@ -86,6 +87,10 @@ func legOf(id int64, style string, prompt, maxTokens int) *worker.Leg {
 type nowhere struct{}
 
 func (nowhere) Write(context.Context, infer.Span, []byte) error { return nil }
+
+func (nowhere) Pull(context.Context, infer.Span, backend.Attached, []int32) (int64, error) {
+	return 0, nil
+}
 
 func (r *rig) fetch(ctx context.Context, l *worker.Leg) (kvwire.Trailer, error) {
 	tr, err := r.client.Open(ctx, r.Endpoint, l.Request.ID)

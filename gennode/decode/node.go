@@ -81,6 +81,11 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 			return (&tls.Dialer{Config: t}).DialContext(ctx, "tcp", addr)
 		}
 	}
+	if s := dev.Sharer(); s != nil {
+		if shared, ok := s.Share(); ok {
+			ko.Hello.Shares, ko.Attach = shared.Kind, s.Attach
+		}
+	}
 	client := kvwire.NewClient(ko)
 	defer client.Close()
 	beside := []func(context.Context) error{clockUDP.Serve}

@@ -37,6 +37,8 @@ type Backend struct {
 	card   string
 	steps  *queue[submission]
 	copies [2]*queue[copyJob] // out, in
+	pulls  *queue[func(*importer, error)]
+	shared backend.Shared // KV for other processes; without a kind: it is not shared
 	now    func() int64
 	ended  sync.WaitGroup
 	clock  cardClock
@@ -61,7 +63,7 @@ func New(m *model.Model, o Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{info: info, steps: newQueue[submission](), copies: [2]*queue[copyJob]{newQueue[copyJob](), newQueue[copyJob]()}, now: o.Now}
+	b := &Backend{info: info, steps: newQueue[submission](), copies: [2]*queue[copyJob]{newQueue[copyJob](), newQueue[copyJob]()}, pulls: newQueue[func(*importer, error)](), now: o.Now}
 	opened := make(chan error, 1)
 	b.ended.Go(func() {
 		runtime.LockOSThread() // never unlocked: the thread, bound to the card, ends with the goroutine
@@ -161,6 +163,7 @@ func (b *Backend) Close() error {
 	for _, q := range b.copies {
 		q.close()
 	}
+	b.pulls.close()
 	b.ended.Wait()
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -181,6 +184,7 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 	}
 	b.card, b.info = c.name, d.info
 	b.clock.id = cardID(c.uuid)
+	b.share(c, d.kv)
 	asked, closing := make(chan error, 1), make(chan struct{})
 	var asking sync.WaitGroup
 	asking.Go(func() { b.ask(c, d.kernels, asked, closing) })
@@ -204,6 +208,7 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 	for i, q := range b.copies {
 		kin.Go(func() { b.copyAll(c, d, q, i == 0) })
 	}
+	kin.Go(func() { b.pullAll(c, d) })
 	for s, ok := b.steps.pop(); ok; s, ok = b.steps.pop() {
 		f := <-ready // the finisher gives one back when the oldest step has ended
 		f.batch, f.step = s.batch, s.step
@@ -256,6 +261,11 @@ func (b *Backend) copyAll(c *context, d *device, q *queue[copyJob], out bool) {
 	if k != nil {
 		err = k.close()
 	}
+	b.fail(err)
+}
+
+// fail keeps an error of freeing the device for Close.
+func (b *Backend) fail(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.err = errors.Join(b.err, err)

@@ -30,12 +30,20 @@ const (
 // costs what a real one costs, and nobody waits for a file of gigabytes.
 func noiseModel(tb testing.TB, configJSON string) *model.Model {
 	tb.Helper()
-	c, err := model.ParseConfig([]byte(configJSON))
+	m, err := parseNoise(configJSON)
 	if err != nil {
 		tb.Fatal(err)
 	}
+	return m
+}
+
+func parseNoise(configJSON string) (*model.Model, error) {
+	c, err := model.ParseConfig([]byte(configJSON))
+	if err != nil {
+		return nil, err
+	}
 	rng := rand.New(rand.NewPCG(1, 2))
-	noise := make([]byte, 2*c.Vocab*c.Hidden)
+	noise := make([]byte, 2*max(c.Vocab, c.Intermediate, c.Heads*c.HeadSize)*c.Hidden)
 	for i := 0; i < len(noise); i += 2 { // small numbers of both signs: 2^-6 to 2^-5
 		r := rng.Uint32()
 		noise[i], noise[i+1] = byte(r)&0x7f, 0x3c|byte(r>>8)&0x80
@@ -57,7 +65,7 @@ func noiseModel(tb testing.TB, configJSON string) *model.Model {
 			O: tensor(c.Hidden, q), Gate: tensor(c.Intermediate, c.Hidden), Up: tensor(c.Intermediate, c.Hidden), Down: tensor(c.Hidden, c.Intermediate),
 		})
 	}
-	return m
+	return m, nil
 }
 
 // readParameters is how many parameters a step reads: all, but of the embedding a row each.

@@ -5,6 +5,7 @@ package cuda
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -23,6 +24,13 @@ var start = time.Now()
 var cacheDir string
 
 func TestMain(m *testing.M) {
+	if job := os.Getenv("MERIDIAN_TEST_LENDER"); job != "" {
+		if err := lend(job); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	var err error
 	if cacheDir, err = os.MkdirTemp("", "meridian-kernels-"); err != nil {
 		panic(err)

@@ -60,6 +60,7 @@ var driverCalls = []string{
 	"cuEventCreate", "cuEventDestroy_v2", "cuEventRecord", "cuEventSynchronize",
 	"cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernelEx",
 	"cuEventElapsedTime", "cuEventRecordWithFlags", "cuDeviceGetUuid_v2",
+	"cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle",
 }
 
 func openDriver() (*driver, error) {

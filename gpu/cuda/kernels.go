@@ -89,7 +89,7 @@ func hopperShared(headSize int) int {
 func (f features) names(headSize int) map[string]int {
 	out := map[string]int{}
 	for _, name := range []string{
-		"stamp", "mailbox", "embed", "rmsNorm", "rope", "gated", "product", "moveKV", "copyBlocks", "attend", "combine", "peaks", "choose", "assign", "vector",
+		"stamp", "mailbox", "embed", "rmsNorm", "rope", "gated", "product", "moveKV", "pullKV", "copyBlocks", "attend", "combine", "peaks", "choose", "assign", "vector",
 	} {
 		out[name] = 0
 	}

@@ -31,6 +31,12 @@ type Device struct {
 	gpu     int // the card of --device cuda
 }
 
+// Sharer is the back end if it can share KV with other processes of the host, nil otherwise.
+func (d *Device) Sharer() backend.Sharer {
+	s, _ := d.backend.(backend.Sharer)
+	return s
+}
+
 // embeddedName is the name of the model that is part of the program.
 const embeddedName = "meridian-tiny"
 

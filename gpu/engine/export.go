@@ -80,17 +80,26 @@ func (x *Export) Read(ctx context.Context, span infer.Span, dst []byte) error {
 	}
 	c := x.s.e.b.CopyOut(regions, dst)
 	<-c.Done()
-	x.mu.Lock()
-	x.copies--
-	over := x.copies == 0 && x.over()
-	x.mu.Unlock()
-	if over {
-		x.s.e.post(func() { x.s.e.unlease(x) })
-	}
+	x.leave()
 	if c.Err != nil {
 		return fmt.Errorf("copy kv %+v out: %w", span, c.Err)
 	}
 	return nil
+}
+
+// Blocks gives the KV blocks that hold the tokens of a span that NextSpan returned, for a process that reads them where
+// they lie. What it reads after the end of the lease may be another sequence's.
+func (x *Export) Blocks(span infer.Span) ([]int32, error) {
+	regions, err := x.begin(span, SpanBytes(x.s.e.info, span))
+	if err != nil {
+		return nil, err
+	}
+	x.leave()
+	blocks := make([]int32, len(regions))
+	for i, r := range regions {
+		blocks[i] = r.Block
+	}
+	return blocks, nil
 }
 
 // begin enters a copy, which keeps the lease.
@@ -110,6 +119,17 @@ func (x *Export) begin(span infer.Span, size int) ([]backend.Region, error) {
 	}
 	x.copies++
 	return Regions(nil, x.s.e.info, x.blocks, span), nil
+}
+
+// leave ends what begin has begun; the last one gives the blocks of an ended lease back.
+func (x *Export) leave() {
+	x.mu.Lock()
+	x.copies--
+	over := x.copies == 0 && x.over()
+	x.mu.Unlock()
+	if over {
+		x.s.e.post(func() { x.s.e.unlease(x) })
+	}
 }
 
 // over tells, with mu held, that the lease must not be used any more.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/sched"
 	"meridian.internal/shared/infer"
 )
@@ -90,19 +91,36 @@ func (h *Reservation) QueuedNS() int64 { return h.s.report.QueuedNS }
 // Write installs the KV of a span from its canonical bytes (see Export.Read) and returns when it is copied, also when ctx
 // ends, because the device reads src. Spans may come in any order; what is Held must not be written.
 func (h *Reservation) Write(ctx context.Context, span infer.Span, src []byte) error {
+	_, err := h.install(ctx, span, len(src), func(to []backend.Region) *backend.Copy { return h.s.e.b.CopyIn(to, src) })
+	return err
+}
+
+// Pull installs the KV of a span out of another process's blocks, which hold its tokens in order, and gives the time that
+// the copy took in ns.
+func (h *Reservation) Pull(ctx context.Context, span infer.Span, from backend.Attached, blocks []int32) (int64, error) {
+	return h.install(ctx, span, SpanBytes(h.s.e.info, span), func(to []backend.Region) *backend.Copy {
+		p := backend.Pull{LayerFrom: span.LayerFrom, LayerTo: span.LayerTo, TokenFrom: span.TokenFrom, TokenTo: span.TokenTo, From: blocks}
+		for _, r := range to {
+			p.To = append(p.To, r.Block)
+		}
+		return from.Pull(p)
+	})
+}
+
+func (h *Reservation) install(ctx context.Context, span infer.Span, size int, begin func([]backend.Region) *backend.Copy) (tookNS int64, err error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return 0, err
 	}
 	h.mu.Lock()
-	err := h.writable(span, len(src))
+	err = h.writable(span, size)
 	if err == nil {
 		h.copies++
 	}
 	h.mu.Unlock()
 	if err != nil {
-		return err
+		return 0, err
 	}
-	c := h.s.e.b.CopyIn(Regions(nil, h.s.e.info, h.blocks, span), src)
+	c := begin(Regions(nil, h.s.e.info, h.blocks, span))
 	<-c.Done()
 	h.mu.Lock()
 	h.copies--
@@ -115,9 +133,9 @@ func (h *Reservation) Write(ctx context.Context, span infer.Span, src []byte) er
 		h.s.e.post(func() { h.s.e.release(h, infer.Done{}) })
 	}
 	if c.Err != nil {
-		return fmt.Errorf("copy kv %+v in: %w", span, c.Err)
+		return 0, fmt.Errorf("copy kv %+v in: %w", span, c.Err)
 	}
-	return nil
+	return c.EndNS - c.StartNS, nil
 }
 
 func (h *Reservation) writable(span infer.Span, size int) error {

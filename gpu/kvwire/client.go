@@ -8,6 +8,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"meridian.internal/gpu/backend"
 )
 
 // ClientOptions configure the receiving side.
@@ -16,8 +18,9 @@ type ClientOptions struct {
 	Epoch   uint64 // incarnation of this process, in every frame
 	MaxIdle int    // kept connections of one peer; default 64
 	Timing  Timing
-	Key     []byte       // of the cluster: a sender must prove that it knows it; nil: everybody is believed
-	Now     func() int64 // steady clock, ns
+	Attach  func(backend.Shared) (backend.Attached, error) // opens the KV of a sender on this host; nil: all KV comes by TCP
+	Key     []byte                                         // of the cluster: a sender must prove that it knows it; nil: everybody is believed
+	Now     func() int64                                   // steady clock, ns
 	Logger  *slog.Logger
 	Dial    func(ctx context.Context, addr string) (net.Conn, error) // nil: TCP
 }
@@ -27,9 +30,11 @@ type ClientOptions struct {
 type Client struct {
 	o ClientOptions
 
-	mu     sync.Mutex // guards idle and closed
-	idle   map[string][]*peerLink
-	closed bool
+	mu       sync.Mutex // guards what follows
+	idle     map[string][]*peerLink
+	mappings map[string]*mapping // by address
+	closed   bool
+	watches  sync.WaitGroup
 }
 
 // peerLink is a connection after its handshake.
@@ -52,11 +57,12 @@ func NewClient(o ClientOptions) *Client {
 			return d.DialContext(ctx, "tcp", addr)
 		}
 	}
-	return &Client{o: o, idle: map[string][]*peerLink{}}
+	return &Client{o: o, idle: map[string][]*peerLink{}, mappings: map[string]*mapping{}}
 }
 
 // Close closes the kept connections; transfers that run end by their contexts.
 func (c *Client) Close() {
+	defer c.watches.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
@@ -66,6 +72,11 @@ func (c *Client) Close() {
 		}
 	}
 	c.idle = map[string][]*peerLink{}
+	for _, m := range c.mappings {
+		if m.l != nil {
+			_ = m.l.conn.Close()
+		}
+	}
 }
 
 // Open takes a connection to the KV listener at addr for one request. The caller must Close the transfer.
@@ -77,7 +88,7 @@ func (c *Client) Open(ctx context.Context, addr string, id int64) (*Transfer, er
 			return nil, fmt.Errorf("open kv stream to %s: %w", addr, err)
 		}
 	}
-	return &Transfer{c: c, l: l, addr: addr, id: id}, nil
+	return &Transfer{c: c, l: l, addr: addr, id: id, from: c.hold(ctx, addr, l)}, nil
 }
 
 // kept gives a living idle connection, newest first, and closes those that are dead.

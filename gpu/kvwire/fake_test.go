@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"meridian.internal/gpu/backend"
 	"meridian.internal/shared/infer"
 )
 
@@ -60,6 +61,17 @@ func (p *prefill) Read(_ context.Context, s infer.Span, dst []byte) error {
 	return nil
 }
 
+// firstBlock is the number of the block that holds the first tokens of every prefill.
+const firstBlock = 1000
+
+func (p *prefill) Blocks(s infer.Span) ([]int32, error) {
+	var out []int32
+	for b := s.TokenFrom / p.h.TokensPerBlock; b*p.h.TokensPerBlock < s.TokenTo; b++ {
+		out = append(out, int32(firstBlock+b))
+	}
+	return out, nil
+}
+
 func (p *prefill) Release() {
 	if p.reading.Load() != 0 {
 		panic("released under a read")
@@ -75,6 +87,8 @@ type cache struct {
 	mu   sync.Mutex
 	got  map[infer.Span][]byte
 	fail error
+
+	pulled int // spans that came in place
 }
 
 func (c *cache) Write(_ context.Context, s infer.Span, src []byte) error {
@@ -85,6 +99,22 @@ func (c *cache) Write(_ context.Context, s infer.Span, src []byte) error {
 	}
 	c.got[s] = bytes.Clone(src)
 	return nil
+}
+
+func (c *cache) Pull(_ context.Context, s infer.Span, from backend.Attached, blocks []int32) (int64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fail != nil {
+		return 0, c.fail
+	}
+	copied := from.Pull(backend.Pull{LayerFrom: s.LayerFrom, LayerTo: s.LayerTo, TokenFrom: s.TokenFrom, TokenTo: s.TokenTo, From: blocks})
+	<-copied.Done()
+	if copied.Err != nil {
+		return 0, copied.Err
+	}
+	c.got[s] = layout(c.h, s, place)
+	c.pulled++
+	return copied.EndNS - copied.StartNS, nil
 }
 
 // check says whether exactly tokens [from, to) of all layers are there, with the right content.

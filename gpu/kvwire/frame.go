@@ -25,6 +25,9 @@ const (
 	TypeError    Type = 10 // sender: Fault; the connection stays
 	TypePing     Type = 11 // both: still here
 	TypeProof    Type = 12 // receiver: Proof, where the cluster has a secret
+	TypeAttach   Type = 13 // receiver: where does your KV lie?
+	TypeShared   Type = 14 // sender: backend.Shared
+	TypeWritten  Type = 15 // sender: the blocks that hold KV which the receiver copies itself
 )
 
 const (
@@ -106,7 +109,7 @@ func ParseHeader(b []byte) (Header, error) {
 	if h.Type == TypeKV {
 		limit = maxKV
 	}
-	if h.Type < TypeHello || h.Type > TypeProof {
+	if h.Type < TypeHello || h.Type > TypeWritten {
 		return Header{}, fmt.Errorf("%w: type %d is unknown", ErrFrame, h.Type)
 	}
 	if h.Length > limit {

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"meridian.internal/gpu/backend"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -111,6 +113,9 @@ func FuzzParseTrailer(f *testing.F) {
 	f.Add([]byte(`{`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		if _, err := parseJSON[Trailer](TypeTrailer, raw); err != nil && !errors.Is(err, ErrFrame) {
+			t.Fatalf("undocumented error %v", err)
+		}
+		if _, err := parseJSON[backend.Shared](TypeShared, raw); err != nil && !errors.Is(err, ErrFrame) {
 			t.Fatalf("undocumented error %v", err)
 		}
 		if _, err := parseJSON[Hello](TypeHello, raw); err != nil && !errors.Is(err, ErrFrame) {

@@ -30,8 +30,9 @@ type Hello struct {
 	TokensPerBlock int    `json:"tokens_per_block"`
 	Ranks          int    `json:"ranks"`
 	Stages         int    `json:"stages"`
-	Nonce          string `json:"nonce,omitempty"` // of this connection, where the cluster has a secret
-	Proof          string `json:"proof,omitempty"` // hello-ack: that the sender knows it
+	Shares         string `json:"shares,omitempty"` // how other processes of the host can read this KV where it lies; empty: not at all
+	Nonce          string `json:"nonce,omitempty"`  // of this connection, where the cluster has a secret
+	Proof          string `json:"proof,omitempty"`  // hello-ack: that the sender knows it
 }
 
 // HelloOf fills a Hello from a back end's description.
@@ -77,6 +78,7 @@ func (h Hello) tokenBytes(layers int) int { return 2 * layers * h.rowBytes() }
 type Want struct {
 	TokenFrom  int   `json:"token_from"`
 	DeadlineMS int64 `json:"deadline_ms"`
+	InPlace    bool  `json:"in_place,omitempty"` // the receiver copies out of the sender's blocks: say where, send no KV
 }
 
 // Fault is the payload of an error or a refusal.

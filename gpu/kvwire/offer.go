@@ -28,6 +28,7 @@ var (
 type Export interface {
 	NextSpan(ctx context.Context) (infer.Span, error)            // io.EOF after the last
 	Read(ctx context.Context, span infer.Span, dst []byte) error // canonical layout, block by block
+	Blocks(span infer.Span) ([]int32, error)                     // that hold the span's tokens
 	Release()                                                    // idempotent
 }
 

@@ -8,6 +8,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"meridian.internal/gpu/backend"
 )
 
 // ServerOptions configure the sending side.
@@ -18,8 +20,9 @@ type ServerOptions struct {
 	Blocks   int           // KV blocks of the device; see Lease
 	MaxConns int           // further connections are closed at once; default 1024
 	Timing   Timing
-	Key      []byte       // of the cluster: a receiver must prove that it knows it; nil: everybody is served
-	Now      func() int64 // steady clock, ns
+	Shared   *backend.Shared // KV that receivers on this host may read where it lies; nil: none
+	Key      []byte          // of the cluster: a receiver must prove that it knows it; nil: everybody is served
+	Now      func() int64    // steady clock, ns
 	Logger   *slog.Logger
 }
 
@@ -46,6 +49,9 @@ func NewServer(o ServerOptions) *Server {
 		o.MaxConns = 1024
 	}
 	o.Timing = o.Timing.withDefaults()
+	if o.Shared != nil {
+		o.Hello.Shares = o.Shared.Kind
+	}
 	return &Server{
 		o: o, lease: o.Lease, room: newRoom(o.Blocks, o.Hello.TokensPerBlock), slots: make(chan struct{}, o.MaxConns),
 		offers: map[int64]*Offer{}, waiters: map[int64]chan *Offer{},

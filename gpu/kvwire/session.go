@@ -92,6 +92,8 @@ func (n *session) loop(ctx context.Context) error {
 			err = n.begin(ctx, h, payload)
 		case TypeAck:
 			err = n.acknowledge(h.Request)
+		case TypeAttach:
+			err = n.lend()
 		case TypeCancel:
 			n.drop(fmt.Errorf("%w: cancelled", ErrReceiverLost))
 		}
@@ -103,7 +105,7 @@ func (n *session) loop(ctx context.Context) error {
 
 func fromReceiver(h Header) error {
 	switch h.Type {
-	case TypeClaim, TypeRequest, TypeAck, TypeCancel, TypePing:
+	case TypeClaim, TypeRequest, TypeAck, TypeCancel, TypePing, TypeAttach:
 		return nil
 	}
 	return fmt.Errorf("%w: type %d is not a receiver's", ErrFrame, h.Type)
@@ -124,6 +126,9 @@ func (n *session) begin(ctx context.Context, h Header, payload []byte) error {
 	}
 	if want.TokenFrom < 0 || want.DeadlineMS <= 0 {
 		return fmt.Errorf("%w: request %d from token %d within %d ms", ErrFrame, h.Request, want.TokenFrom, want.DeadlineMS)
+	}
+	if want.InPlace && n.s.o.Shared == nil {
+		return fmt.Errorf("%w: request %d wants to read KV that is not shared", ErrFrame, h.Request)
 	}
 	limit := min(time.Duration(min(want.DeadlineMS, int64(time.Hour/time.Millisecond)))*time.Millisecond, maxPending)
 	sub, cancel := context.WithCancelCause(ctx)
@@ -301,6 +306,12 @@ func (n *session) stream(ctx context.Context, o *Offer, w Want) error {
 		}
 		span.TokenFrom = max(span.TokenFrom, w.TokenFrom)
 		top = max(top, span.TokenTo)
+		if w.InPlace {
+			if err := n.notify(ctx, o, span); err != nil {
+				return err
+			}
+			continue
+		}
 		for _, part := range split(span, n.s.o.Hello) {
 			if err := ctx.Err(); err != nil {
 				return context.Cause(ctx)
@@ -330,12 +341,7 @@ func (n *session) sendPart(ctx context.Context, o *Offer, part infer.Span, buf [
 		return buf, fmt.Errorf("read kv of request %d: %w", o.id, err)
 	}
 	t1 := n.s.o.Now()
-	h := Header{
-		Type: TypeKV, Request: o.id, HeadTo: uint16(n.s.o.Hello.KVHeads),
-		LayerFrom: uint16(part.LayerFrom), LayerTo: uint16(part.LayerTo),
-		TokenFrom: uint32(part.TokenFrom), TokenTo: uint32(part.TokenTo),
-	}
-	if err := n.l.send(h, buf); err != nil {
+	if err := n.l.send(headerOf(TypeKV, o.id, part, n.s.o.Hello), buf); err != nil {
 		_ = n.l.conn.Close() // half a frame may be out: nothing can follow it
 		return buf, err
 	}
@@ -374,4 +380,12 @@ func split(s infer.Span, h Hello) []infer.Span {
 		}
 	}
 	return out
+}
+
+// headerOf is the header of a frame about a span.
+func headerOf(t Type, id int64, s infer.Span, h Hello) Header {
+	return Header{
+		Type: t, Request: id, HeadTo: uint16(h.KVHeads), LayerFrom: uint16(s.LayerFrom), LayerTo: uint16(s.LayerTo),
+		TokenFrom: uint32(s.TokenFrom), TokenTo: uint32(s.TokenTo),
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"meridian.internal/gpu/backend"
 	"meridian.internal/shared/infer"
 )
 
@@ -15,6 +16,8 @@ import (
 type Sink interface {
 	// Write installs the canonical bytes of a span, in any order; it blocks until they are copied.
 	Write(ctx context.Context, span infer.Span, src []byte) error
+	// Pull installs a span out of the sender's blocks, which hold its tokens in order, and gives the time of the copy in ns.
+	Pull(ctx context.Context, span infer.Span, from backend.Attached, blocks []int32) (int64, error)
 }
 
 // Transfer is one request on one connection. Not for concurrent use, but for Close by a deferred call.
@@ -23,6 +26,7 @@ type Transfer struct {
 	l      *peerLink
 	addr   string
 	id     int64
+	from   *mapping           // the sender's KV; nil: it comes by the connection
 	stop   context.CancelFunc // of the pings; nil before the first claim or request
 	pinged chan struct{}
 	report Report
@@ -44,7 +48,7 @@ func (t *Transfer) Claim(ctx context.Context) error {
 func (t *Transfer) Request(ctx context.Context, from int, limit time.Duration) error {
 	t.report.Peer, t.report.TokensHeld, t.report.RequestedNS = t.l.peer.Node, from, t.c.o.Now()
 	return t.ask(ctx, func() error {
-		return t.l.sendJSON(TypeRequest, t.id, Want{TokenFrom: from, DeadlineMS: limit.Milliseconds()})
+		return t.l.sendJSON(TypeRequest, t.id, Want{TokenFrom: from, DeadlineMS: limit.Milliseconds(), InPlace: t.from != nil})
 	})
 }
 
@@ -70,6 +74,10 @@ func (t *Transfer) Close() {
 		t.stop()
 		<-t.pinged
 	}
+	if t.from != nil {
+		t.c.release(t.from)
+		t.from = nil
+	}
 	if t.clean {
 		t.c.keep(t.addr, t.l)
 		return
@@ -80,8 +88,9 @@ func (t *Transfer) Close() {
 
 // block is a KV frame on its way from the socket to the sink.
 type block struct {
-	span infer.Span
-	data []byte
+	span    infer.Span
+	data    []byte
+	inPlace bool // data are the numbers of the sender's blocks
 }
 
 // inFlight is how many frames may wait between the socket and the sink: the one being installed and one read ahead.
@@ -154,12 +163,12 @@ func (r *receiver) read(ctx context.Context) (Trailer, error) {
 			return Trailer{}, fmt.Errorf("read frame: %w", err)
 		}
 		switch h.Type {
-		case TypeKV:
-			r.note(t0, len(payload))
+		case TypeKV, TypeWritten:
 			span := spanOf(h)
+			r.note(h.Type, t0, span)
 			r.low += (span.TokenTo - span.TokenFrom) * (span.LayerTo - span.LayerFrom)
 			select {
-			case r.blocks <- block{span, payload}:
+			case r.blocks <- block{span, payload, h.Type == TypeWritten}:
 			case <-ctx.Done():
 				return Trailer{}, ctx.Err()
 			}
@@ -191,14 +200,16 @@ func (r *receiver) end(payload []byte) (Trailer, error) {
 }
 
 // note counts a KV frame; only read calls it.
-func (r *receiver) note(t0 int64, n int) {
+func (r *receiver) note(kind Type, t0 int64, span infer.Span) {
 	p := &r.t.report
 	if p.StartNS == 0 {
 		p.StartNS = t0
 	}
-	p.LastByteNS = r.t.c.o.Now()
-	p.WireNS += p.LastByteNS - t0
-	p.Bytes += int64(n)
+	if kind == TypeKV { // else the copy on the card is the wire: see install
+		p.LastByteNS = r.t.c.o.Now()
+		p.WireNS += p.LastByteNS - t0
+	}
+	p.Bytes += int64(spanBytes(r.t.l.peer, span))
 	p.Frames++
 }
 
@@ -220,7 +231,10 @@ func (r *receiver) accept(h Header) error {
 			return fmt.Errorf("%w: type %d for request %d, asked was %d", ErrFrame, h.Type, h.Request, t.id)
 		}
 		return nil
-	case TypeKV:
+	case TypeKV, TypeWritten:
+		if (h.Type == TypeWritten) != (t.from != nil) {
+			return fmt.Errorf("%w: type %d, KV in place was asked for: %t", ErrFrame, h.Type, t.from != nil)
+		}
 	default:
 		return fmt.Errorf("%w: type %d is not a sender's", ErrFrame, h.Type)
 	}
@@ -233,7 +247,11 @@ func (r *receiver) accept(h Header) error {
 	if h.HeadFrom != 0 || int(h.HeadTo) != here.KVHeads {
 		return fmt.Errorf("%w: heads %d to %d, want all %d", ErrFrame, h.HeadFrom, h.HeadTo, here.KVHeads)
 	}
-	if want := spanBytes(t.l.peer, s); int(h.Length) != want {
+	want := spanBytes(t.l.peer, s)
+	if h.Type == TypeWritten {
+		want = 4 * spanBlocks(t.l.peer, s)
+	}
+	if int(h.Length) != want {
 		return fmt.Errorf("%w: %d bytes for %+v, want %d", ErrFrame, h.Length, s, want)
 	}
 	return nil
@@ -244,6 +262,13 @@ func (r *receiver) install(ctx context.Context) error {
 	t := r.t
 	var scratch []byte
 	for b := range r.blocks {
+		if b.inPlace {
+			if err := r.pull(ctx, b); err != nil {
+				return err
+			}
+			r.free <- b.data
+			continue
+		}
 		t0 := t.c.o.Now()
 		data, err := convert(scratch, b.data, b.span, t.l.peer, t.c.o.Hello)
 		if err != nil {

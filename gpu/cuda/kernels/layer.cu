@@ -247,6 +247,25 @@ extern "C" __global__ void moveKV(T* kv, T* packed, const int* regions, const u6
   }
 }
 
+// pullKV copies KV of tokens [tokenFrom, tokenFrom + tokens) of some layers out of another process's KV blocks, which have
+// `per` tokens. to and source are the blocks here and there that hold these tokens. A warp copies one token's K or V.
+extern "C" __global__ void pullKV(T* kv, const T* from, const int* to, const int* source, int layerFrom, int layers, int tokenFrom,
+                                  int tokens, int per) {
+  BEGIN;
+  constexpr int ROW = KVHEADS * HS;
+  const int rows = layers * 2 * tokens, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
+  for (int r = blockIdx.x * warps + (threadIdx.x >> 5); r < rows; r += gridDim.x * warps) {
+    int t = tokenFrom + r % tokens, v = r / tokens & 1, l = layerFrom + r / tokens / 2;
+    T* a = kv + kvAt(to[t / BLOCK_TOKENS - tokenFrom / BLOCK_TOKENS], l, v, t % BLOCK_TOKENS, 0);
+    const T* b = from + ((((size_t)source[t / per - tokenFrom / per] * LAYERS + l) * 2 + v) * per + t % per) * ROW;
+    if constexpr (ROW * sizeof(T) % 16 == 0) {
+      for (int i = lane; i < (int)(ROW * sizeof(T) / 16); i += 32) ((uint4*)a)[i] = ((const uint4*)b)[i];
+    } else {
+      for (int i = lane; i < ROW; i += 32) a[i] = b[i];
+    }
+  }
+}
+
 // copyBlocks copies whole KV blocks one after the other, as the list says; n pairs lie at list. A later copy may read
 // what an earlier one wrote, so one thread of the grid handles the same elements of every pair.
 extern "C" __global__ void copyBlocks(T* kv, const int* list, int n) {
