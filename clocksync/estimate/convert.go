@@ -165,14 +165,14 @@ func (e *Estimator) LocalAt(ref int64) int64 {
 	return n
 }
 
-// Past states what is known by now of local time n, for a stamp that was taken then. A clock that is stale by now was not
-// stale then, so only the bound and a quarantine decide.
+// Past states what is known by now of local time n, for a stamp that was taken then, and for others of the same segment, with
+// the growth that it carries. A clock that is stale by now was not stale then, so only the bound and a quarantine decide.
 func (e *Estimator) Past(n int64) clock.Estimate {
 	r := e.Estimate(n)
 	if r.State == clock.Holdover || r.State == clock.Joining && r.LowerNS < r.UpperNS && r.BoundNS() <= int64(e.cfg.VoidErr) {
 		r.State = clock.Synced
 	}
-	if n < e.newest && r.Usable() {
+	if r.Usable() && n < e.validFrom() { // of a segment that has ended: the rate of the current one says nothing about it
 		r.ValidFromNS, r.VoidAfterNS = n, n
 	}
 	return r

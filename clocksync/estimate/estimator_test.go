@@ -119,8 +119,11 @@ func TestTheTravellingEstimateCoversWhereverItIsUsed(t *testing.T) {
 	l := newLab(-120)
 	e := New(refID, localID, Config{})
 	l.feed(e, 0, 100*sec)
-	for at := 50 * sec; at < 200*sec; at += 10 * sec {
+	for at := 50 * sec; at < 200*sec; at += 5 * sec {
 		est := e.Estimate(l.local(at))
+		if int(at/sec)%10 == 5 { // as a stamp of the past is converted, and those that came with it
+			est = e.Past(l.local(at))
+		}
 		for d := -30 * sec; d <= 30*sec; d += 7 * sec {
 			n := l.local(at + d)
 			ref, bound, ok := est.Convert(n)
