@@ -1,11 +1,18 @@
 package proxy
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/labstack/echo/v4"
+
+	"meridian.internal/router/perfheader"
 	"meridian.internal/router/timeline"
+	"meridian.internal/shared/api"
 	"meridian.internal/shared/phase"
 )
 
@@ -67,5 +74,22 @@ func TestALateLineHoldsNoAnswerBack(t *testing.T) {
 	got := c.post("/v1/completions", completion, "X-TRTLLM-return-metrics", "1")
 	if got.status != 200 || text(t, got.events, false) != "abc" || strings.Contains(got.body, "perf_metrics") {
 		t.Errorf("%d %s", got.status, got.body)
+	}
+}
+
+// TestAWholeStreamInOneWrite has all tokens before the first write: only then the length is known, and it must not be told
+// when the event of the cost is still to come.
+func TestAWholeStreamInOneWrite(t *testing.T) {
+	for _, perf := range []bool{false, true} {
+		w := httptest.NewRecorder()
+		o := &stream{w: echo.NewResponse(w, echo.New()), rc: http.NewResponseController(w), idle: time.Minute, buf: []byte("data: {}\n\n")}
+		o.end(&session{perf: perf, req: &api.Request{}})
+		o.cost([]perfheader.Header{{Name: "Server-Timing", Value: "x;dur=1"}})
+		if got := w.Header().Get("Content-Length"); (got != "") == perf {
+			t.Errorf("cost asked for: %v, Content-Length %q", perf, got)
+		}
+		if !strings.Contains(w.Body.String(), "perf_metrics") {
+			t.Errorf("body %q", w.Body)
+		}
 	}
 }

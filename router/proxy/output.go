@@ -99,8 +99,8 @@ func (o *stream) end(s *session) {
 		o.buf = sse.AppendEvent(o.buf, o.data)
 	}
 	o.buf = sse.AppendDone(o.buf)
-	if !o.open {
-		o.w.Header().Set("Content-Length", strconv.Itoa(len(o.buf))) // this is all: it needs no chunks, nor a write of their end
+	if !o.open && !s.perf { // this is all: it needs no chunks, nor a write of their end
+		o.w.Header().Set("Content-Length", strconv.Itoa(len(o.buf)))
 	}
 	_ = o.flushLocked() // a client that left here has all its tokens
 }
