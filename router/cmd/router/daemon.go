@@ -54,6 +54,7 @@ type daemon struct {
 	proxy    *proxy.Proxy
 	respond  *respond.Responder
 	draining atomic.Bool
+	readied  readiness
 }
 
 // Run runs the router until ctx ends.
@@ -179,7 +180,7 @@ func (d *daemon) openServer(context.Context) (err error) {
 		return err
 	}
 	d.server, err = serve.New(serve.Options{
-		Listen: d.o.Listen, Logger: d.log, Registry: d.metrics, Grace: d.o.Grace, Ready: d.proxy.Ready, Allow: d.proxy.Allow,
+		Listen: d.o.Listen, Logger: d.log, Registry: d.metrics, Grace: d.o.Grace, Ready: d.ready, Allow: d.proxy.Allow,
 		TLS: tls, MaxConns: d.o.MaxConns,
 	})
 	if err != nil {
@@ -189,6 +190,11 @@ func (d *daemon) openServer(context.Context) (err error) {
 	return web.Routes(d.server.Echo(), web.Options{
 		Feed: d.feed, Cluster: func() any { return d.proxy.Cluster() }, Draining: d.draining.Load,
 	})
+}
+
+// ready tells whether this router should get requests.
+func (d *daemon) ready() error {
+	return d.readied.check(d.steady.Now(), d.proxy.Ready(), func() []proxy.ClusterNode { return d.proxy.Cluster().Nodes })
 }
 
 // drainNotice is how long the router still accepts after it has said that it drains.
