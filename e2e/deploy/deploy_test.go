@@ -17,6 +17,7 @@ import (
 
 	"meridian.internal/e2e/client"
 	"meridian.internal/e2e/cluster"
+	"meridian.internal/e2e/clustertest"
 )
 
 const (
@@ -62,17 +63,7 @@ func expressions(t *testing.T) []string {
 // exposed are the names under which the processes of a cluster have metrics, after a few requests.
 func exposed(t *testing.T) map[string]bool {
 	t.Helper()
-	if os.Getenv("MERIDIAN_TEST_BIN") == "" {
-		dir, err := filepath.Abs("../../bin")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Setenv("MERIDIAN_TEST_BIN", dir)
-	}
-	bin, err := cluster.Binaries()
-	if err != nil {
-		t.Skip("the binaries are not built: make build")
-	}
+	bin := clustertest.Binaries(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, err := cluster.Start(ctx, cluster.Config{Bin: bin, Dir: t.TempDir(), Ctx: 1, Gen: 1, Logger: slog.New(slog.DiscardHandler)})

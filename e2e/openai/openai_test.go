@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/openai/openai-go/v3/option"
 
 	"meridian.internal/e2e/cluster"
+	"meridian.internal/e2e/clustertest"
 )
 
 const model = "meridian-tiny"
@@ -22,17 +22,7 @@ const model = "meridian-tiny"
 // up starts a cluster with one router for each schedule.
 func up(t *testing.T, schedules ...string) *cluster.Cluster {
 	t.Helper()
-	if os.Getenv("MERIDIAN_TEST_BIN") == "" {
-		dir, err := filepath.Abs("../../bin")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Setenv("MERIDIAN_TEST_BIN", dir)
-	}
-	bin, err := cluster.Binaries()
-	if err != nil {
-		t.Skip("the binaries are not built: make build")
-	}
+	bin := clustertest.Binaries(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, err := cluster.Start(ctx, cluster.Config{

@@ -24,6 +24,7 @@ import (
 	"github.com/openai/openai-go/v3/option"
 
 	"meridian.internal/e2e/cluster"
+	"meridian.internal/e2e/clustertest"
 )
 
 const (
@@ -36,17 +37,7 @@ const (
 // start starts a cluster of one node of each kind.
 func start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
 	t.Helper()
-	if os.Getenv("MERIDIAN_TEST_BIN") == "" {
-		dir, err := filepath.Abs("../../bin")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Setenv("MERIDIAN_TEST_BIN", dir)
-	}
-	bin, err := cluster.Binaries()
-	if err != nil {
-		t.Skip("the binaries are not built: make build")
-	}
+	bin := clustertest.Binaries(t)
 	cfg.Bin, cfg.Dir, cfg.Ctx, cfg.Gen, cfg.Schedules, cfg.Logger = bin, t.TempDir(), 1, 1, []string{"generation_first"}, slog.New(slog.DiscardHandler)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

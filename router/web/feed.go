@@ -185,7 +185,6 @@ const windowSamples = 2048
 type gathering struct {
 	start time.Time
 	n     int
-	ended map[string]int // requests by outcome
 	spans map[string]*samples
 }
 
@@ -197,7 +196,7 @@ type samples struct {
 }
 
 func newGathering(start time.Time) *gathering {
-	return &gathering{start: start, ended: map[string]int{}, spans: map[string]*samples{}}
+	return &gathering{start: start, spans: map[string]*samples{}}
 }
 
 // Names under which the page asks for the whole, beside the spans' own.
@@ -208,7 +207,6 @@ const (
 
 func (g *gathering) add(l *timeline.Line) {
 	g.n++
-	g.ended[string(l.Outcome)]++
 	if l.TTFTNS != nil {
 		g.sample(wholeTTFT, *l.TTFTNS, true)
 	}
@@ -245,7 +243,6 @@ func (g *gathering) sample(name string, ns int64, before bool) {
 type window struct {
 	AtMS   int64                 `json:"at_ms"` // unix time of its begin
 	N      int                   `json:"n"`
-	Ended  map[string]int        `json:"ended"`
 	SpanNS map[string]spanNumber `json:"span_ns"`
 }
 
@@ -254,10 +251,7 @@ type window struct {
 type spanNumber [6]int64
 
 func (g *gathering) window() window {
-	w := window{AtMS: g.start.UnixMilli(), N: g.n, Ended: make(map[string]int, len(g.ended)), SpanNS: make(map[string]spanNumber, len(g.spans))}
-	for o, n := range g.ended {
-		w.Ended[o] = n
-	}
+	w := window{AtMS: g.start.UnixMilli(), N: g.n, SpanNS: make(map[string]spanNumber, len(g.spans))}
 	for name, s := range g.spans {
 		w.SpanNS[name] = s.number()
 	}
@@ -265,7 +259,7 @@ func (g *gathering) window() window {
 }
 
 func (s *samples) number() spanNumber {
-	sorted := sortedCopy(s.kept)
+	sorted := slices.Sorted(slices.Values(s.kept))
 	at := func(q float64) int64 { return sorted[int(math.Ceil(q*float64(len(sorted))))-1] }
 	return spanNumber{s.n, int64(s.sum / float64(s.n)), at(0.50), at(0.90), at(0.99), s.before}
 }

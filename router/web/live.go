@@ -3,7 +3,6 @@ package web
 import (
 	"encoding/json"
 	"net/http"
-	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -147,10 +146,4 @@ func (s *follower) write() error {
 	}
 	s.buf = s.buf[:0]
 	return s.control.Flush()
-}
-
-func sortedCopy(v []int64) []int64 {
-	v = slices.Clone(v)
-	slices.Sort(v)
-	return v
 }
