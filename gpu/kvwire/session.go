@@ -199,18 +199,23 @@ func (n *session) acknowledge(id int64) error {
 	if n.sent == nil {
 		return fmt.Errorf("%w: acknowledgement of %d, nothing was sent", ErrFrame, id)
 	}
+	var o *Offer
 	select {
-	case o := <-n.sent:
-		if o.id != id {
-			return fmt.Errorf("%w: acknowledgement of %d, sent was %d", ErrFrame, id, o.id)
-		}
-		n.cancel(nil)
-		<-n.ended
-		o.note(func(r *Report) { r.InstalledNS = n.s.o.Now() })
-		o.finish(nil)
+	case o = <-n.sent:
 	case <-n.ended: // the trailer may be out while sent is still to be written, so this waits for one of both
-		return fmt.Errorf("%w: acknowledgement of %d, which has failed", ErrFrame, id)
+		select {
+		case o = <-n.sent: // withdrawn after all was sent: the receiver has it
+		default:
+			return fmt.Errorf("%w: acknowledgement of %d, which has failed", ErrFrame, id)
+		}
 	}
+	if o.id != id {
+		return fmt.Errorf("%w: acknowledgement of %d, sent was %d", ErrFrame, id, o.id)
+	}
+	n.cancel(nil)
+	<-n.ended
+	o.note(func(r *Report) { r.InstalledNS = n.s.o.Now() })
+	o.finish(nil)
 	n.offer, n.cancel, n.ended, n.sent = nil, nil, nil, nil
 	return nil
 }

@@ -303,3 +303,31 @@ func TestRandomBreaksHarmNoOtherTransfer(t *testing.T) {
 	cancel()
 	serving.Wait()
 }
+
+// The acknowledgement of a transfer may arrive just after its sender withdrew: all was sent, so it is a success and the
+// connection serves on. Both ends of the wait are ready then, and neither may be taken by chance.
+func TestAnAcknowledgementCountsAfterAWithdrawal(t *testing.T) {
+	for id := range int64(50) {
+		h := hello("f32", 16)
+		s := NewServer(ServerOptions{Hello: h, Now: func() int64 { return 1 }, Logger: slog.New(slog.DiscardHandler)})
+		o, err := s.Offer(id, newPrefill(h, 10).run(10))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, cancel := context.WithCancelCause(t.Context())
+		if !o.claim(cancel) {
+			t.Fatal("an offer that nobody has was not to be had")
+		}
+		n := &session{s: s, offer: o, cancel: cancel, ended: make(chan struct{}), sent: make(chan *Offer, 1)}
+		n.sent <- o
+		o.Withdraw()
+		close(n.ended)
+		if err := n.acknowledge(id); err != nil {
+			t.Fatal(err)
+		}
+		<-o.Done()
+		if _, err := o.Result(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
