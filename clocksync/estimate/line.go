@@ -110,7 +110,9 @@ func (r *liner) around(x float64) (float64, bool) {
 
 // weights is chrony's weight (sourcestats.c): 1 at the least width, less the more a burst was delayed, measured by how
 // the widths spread.
-func weights(ms []middle) func(middle) float64 {
+type weights struct{ least, spread float64 }
+
+func weightsOf(ms []middle) weights {
 	var buf [128]float64
 	halves := buf[:0]
 	for _, m := range ms {
@@ -118,21 +120,23 @@ func weights(ms []middle) func(middle) float64 {
 	}
 	least := slices.Min(halves)
 	spread := min(max((nth(halves, len(halves)/2)-least)/0.7, minHalf), max(least, minHalf))
-	return func(m middle) float64 {
-		w := 1 + (m.half-least)/spread
-		return 1 / (w * w)
-	}
+	return weights{least, spread}
+}
+
+func (w weights) of(m middle) float64 {
+	d := 1 + (m.half-w.least)/w.spread
+	return 1 / (d * d)
 }
 
 // parabola is the value at x of the weighted least-squares parabola through ms.
 func parabola(ms []middle, x float64) (float64, bool) {
-	weight := weights(ms)
+	weights := weightsOf(ms)
 	x0, y0 := ms[len(ms)/2].x, ms[len(ms)/2].y
 	scale := max(ms[len(ms)-1].x-ms[0].x, 1)
 	var s [5]float64 // sums of w·u^k
 	var t [3]float64 // sums of w·u^k·y
 	for _, m := range ms {
-		w, u, y := weight(m), (m.x-x0)/scale, m.y-y0
+		w, u, y := weights.of(m), (m.x-x0)/scale, m.y-y0
 		p := w
 		for k := range s {
 			s[k] += p
@@ -191,12 +195,12 @@ func fit(ms []middle) (line, bool) {
 	case 1, 2:
 		return best(ms), true
 	}
-	weight := weights(ms)
+	weights := weightsOf(ms)
 	x0 := ms[len(ms)-1].x
 	y0 := ms[len(ms)-1].y
 	var sw, sx, sy, sxx, sxy float64
 	for _, m := range ms {
-		w := weight(m)
+		w := weights.of(m)
 		x, y := m.x-x0, m.y-y0
 		sw += w
 		sx += w * x

@@ -78,10 +78,12 @@ func (p Packet) Append(b, key []byte) []byte {
 	}
 	be.PutUint64(w[40:], uint64(p.PrevTX))
 	be.PutUint64(w[48:], uint64(p.RawDiffNS))
+	b = append(b, w[:]...)
 	if len(key) > 0 {
-		copy(w[macAt:], mac(w[:macAt], key))
+		own := b[len(b)-Size:]
+		copy(own[macAt:], mac(own[:macAt], key))
 	}
-	return append(b, w[:]...)
+	return b
 }
 
 func (p Packet) flags() (f byte) {

@@ -38,6 +38,11 @@ type Batch struct {
 	lines  map[bool]*line // by whether the addresses are IPv6's
 	active int            // jobs under way
 	local  *ntp.Pair      // read once a round; nil: not known
+
+	// Room that send and read use again: garbage costs more here than the arithmetic.
+	packets []byte
+	out     []stamp.Datagram
+	landed  []*job
 }
 
 // line is a socket and what is under way on it.
@@ -71,7 +76,7 @@ func NewBatch(s *clock.Steady, key []byte) *Batch {
 
 // burst makes n exchanges with the peer at to.
 func (b *Batch) burst(ctx context.Context, to netip.AddrPort, n int, timeout time.Duration) (Burst, error) {
-	j := &job{to: to, left: n, timeout: timeout, done: make(chan result, 1), talk: talk{burst: Burst{Transport: UDP}}}
+	j := &job{to: to, left: n, timeout: timeout, done: make(chan result, 1), talk: talk{burst: Burst{Transport: UDP, Exchanges: make([]ntp.Exchange, 0, 2*n)}}}
 	select {
 	case b.jobs <- j:
 	case <-b.ended:
@@ -171,14 +176,14 @@ func (b *Batch) admit(j *job) {
 // send sends the next packets, as many as one system call carries.
 func (b *Batch) send(l *line) {
 	part := l.ready[:min(len(l.ready), stamp.BatchSize)]
-	own, ds := b.steady.ID(), make([]stamp.Datagram, len(part))
-	buf := make([]byte, 0, len(part)*ntp.Size)
-	for i, j := range part {
+	own, ds, buf := b.steady.ID(), b.out[:0], b.packets[:0]
+	for _, j := range part {
 		j.flight = &flight{seq: l.nonce()}
 		l.flights[j.flight.seq] = j
 		buf = j.request(own, j.flight.seq).Append(buf, b.key)
-		ds[i] = stamp.Datagram{To: j.to, Data: buf[len(buf)-ntp.Size:]}
+		ds = append(ds, stamp.Datagram{To: j.to, Data: buf[len(buf)-ntp.Size:]})
 	}
+	b.out, b.packets = ds, buf
 	for len(part) > 0 {
 		n, before, first, err := l.sock.Send(ds)
 		if err != nil {
@@ -209,7 +214,7 @@ func (l *line) nonce() uint32 {
 
 // read takes the replies and sending stamps that have come.
 func (b *Batch) read(l *line) {
-	var landed []*job
+	landed := b.landed[:0]
 	ok := l.sock.Receive(func(from netip.AddrPort, data []byte, rx stamp.RX) {
 		r, err := ntp.ParsePacket(data, b.key)
 		if err != nil || !r.Reply {
@@ -225,7 +230,7 @@ func (b *Batch) read(l *line) {
 	})
 	ok = l.sock.Sent(func(tx stamp.TX) {
 		if f := l.stamps[tx.ID]; f != nil {
-			f.tx = &tx
+			f.tx, f.hasTX = tx, true
 			delete(l.stamps, tx.ID)
 		}
 	}) && ok
@@ -235,12 +240,13 @@ func (b *Batch) read(l *line) {
 	for _, j := range landed {
 		f := j.flight
 		j.flight = nil
-		if err := j.take(f, j.to.String()); err != nil {
+		if err := j.take(f); err != nil {
 			b.finish(l, j, result{err: err})
 			continue
 		}
 		b.next(l, j)
 	}
+	b.landed = landed
 }
 
 // next goes on with a burst that has no exchange under way.
@@ -250,12 +256,15 @@ func (b *Batch) next(l *line, j *job) {
 		return
 	}
 	j.burst.Local = b.local
-	r, err := j.end(j.to.String())
+	r, err := j.end()
 	b.finish(l, j, result{r, err})
 }
 
 func (b *Batch) finish(l *line, j *job, r result) {
 	b.active--
+	if r.err != nil {
+		r.err = fmt.Errorf("ask the clock at %s: %w", j.to, r.err)
+	}
 	j.done <- r
 	if b.active == 0 {
 		clear(l.stamps) // of some sends the kernel gives none

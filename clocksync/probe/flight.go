@@ -11,8 +11,9 @@ import (
 // flight is one exchange under way or done.
 type flight struct {
 	seq   uint32
-	t1    int64     // before the write
-	tx    *stamp.TX // the kernel's stamp of the request; nil: there is none (yet)
+	t1    int64    // before the write
+	tx    stamp.TX // the kernel's stamp of the request
+	hasTX bool
 	t4    stamp.RX
 	reply ntp.Packet
 	exact bool // the kernel's stamp of the reply came back
@@ -20,7 +21,7 @@ type flight struct {
 
 // sent is when the request left: the kernel's stamp where it is possible, else the program's.
 func (f *flight) sent() (ns, errNS int64, kernel bool) {
-	if x := f.tx; x != nil && x.NS >= f.t1-x.ErrNS && x.NS <= f.t4.NS+x.ErrNS+f.t4.ErrNS {
+	if x := f.tx; f.hasTX && x.NS >= f.t1-x.ErrNS && x.NS <= f.t4.NS+x.ErrNS+f.t4.ErrNS {
 		return x.NS, x.ErrNS, true
 	}
 	return f.t1, 0, false
@@ -57,14 +58,14 @@ func (t *talk) lose(err error) (hopeless bool) {
 }
 
 // take adds what the reply of f proves: about f with what is known already, about the previous exchange exactly.
-func (t *talk) take(f *flight, from string) error {
+func (t *talk) take(f *flight) error {
 	r, b := f.reply, &t.burst
 	prev := t.newest
 	switch {
 	case prev == nil:
 		b.Peer = clock.MakeID(r.Epoch, r.Instance)
 	case prev.reply.Epoch != r.Epoch || prev.reply.Instance != r.Instance:
-		return fmt.Errorf("%w: %s and %s at %s", ErrTwoClock, b.Peer, clock.MakeID(r.Epoch, r.Instance), from)
+		return fmt.Errorf("%w: %s and %s", ErrTwoClock, b.Peer, clock.MakeID(r.Epoch, r.Instance))
 	}
 	t.newest = f
 	if r.HasPair {
@@ -82,9 +83,9 @@ func (t *talk) take(f *flight, from string) error {
 }
 
 // end returns what the burst proved.
-func (t *talk) end(from string) (Burst, error) {
+func (t *talk) end() (Burst, error) {
 	if len(t.burst.Exchanges) == 0 && t.lastErr != nil {
-		return Burst{}, fmt.Errorf("%w from %s: %w", ErrNoReply, from, t.lastErr)
+		return Burst{}, fmt.Errorf("%w: %w", ErrNoReply, t.lastErr)
 	}
-	return t.burst.finish(from)
+	return t.burst.finish()
 }

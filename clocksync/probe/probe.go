@@ -126,9 +126,9 @@ func (p *Prober) Burst(ctx context.Context, n int) (Burst, error) {
 }
 
 // finish checks a burst and fills in what follows from its exchanges.
-func (b Burst) finish(from string) (Burst, error) {
+func (b Burst) finish() (Burst, error) {
 	if len(b.Exchanges) == 0 {
-		return Burst{}, fmt.Errorf("%w from %s", ErrNoReply, from)
+		return Burst{}, ErrNoReply
 	}
 	b.RTTNS = b.Exchanges[0].Delay()
 	for _, e := range b.Exchanges {

@@ -67,7 +67,6 @@ func (u *udpProber) burst(ctx context.Context, n int) (Burst, error) {
 	if u.sock.Kernel() {
 		n++
 	}
-	from := u.opts.ClockAddr
 	t := talk{burst: Burst{Transport: UDP, Local: localPair(u.steady)}}
 	for i := 0; i < n && ctx.Err() == nil; i++ {
 		f, err := u.exchange(ctx, &t)
@@ -77,14 +76,15 @@ func (u *udpProber) burst(ctx context.Context, n int) (Burst, error) {
 			}
 			continue
 		}
-		if err := t.take(f, from); err != nil {
-			return Burst{}, err
+		if err := t.take(f); err != nil {
+			return Burst{}, fmt.Errorf("ask the clock at %s: %w", u.opts.ClockAddr, err)
 		}
 	}
-	b, err := t.end(from)
+	b, err := t.end()
 	switch {
 	case err != nil:
 		u.close() // the name may lead elsewhere by now
+		err = fmt.Errorf("ask the clock at %s: %w", u.opts.ClockAddr, err)
 	case u.opts.Batch != nil && b.Transport == UDPKernel && b.Lost == 0:
 		u.handOver()
 	}
@@ -122,7 +122,7 @@ func (u *udpProber) exchange(ctx context.Context, t *talk) (*flight, error) {
 	}
 	if u.sock.Kernel() {
 		if tx, ok := u.sock.Await(id, maxStampWait); ok {
-			f.tx = &tx
+			f.tx, f.hasTX = tx, true
 		}
 	}
 	return f, nil

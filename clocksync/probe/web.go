@@ -72,7 +72,11 @@ func (w *webProber) burst(ctx context.Context, n int) (Burst, error) {
 	if len(b.Exchanges) == 0 && lastErr != nil {
 		return Burst{}, fmt.Errorf("%w from %s: %w", ErrNoReply, w.url, lastErr)
 	}
-	return b.finish(w.url)
+	b, err := b.finish()
+	if err != nil {
+		return Burst{}, fmt.Errorf("ask %s: %w", w.url, err)
+	}
+	return b, nil
 }
 
 // exchange stamps T1 when it holds a connection and has written nothing yet (WroteRequest would be late), and T4 at the

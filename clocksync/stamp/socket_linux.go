@@ -76,46 +76,48 @@ func (k *Socket) drain(each func(id uint32, wallNS int64) (more bool)) error {
 
 // parseRX finds the software receive stamp among control messages.
 func parseRX(oob []byte) (wallNS int64, ok bool) {
-	msgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return 0, false
-	}
-	for _, m := range msgs {
-		if ns, ok := stampOf(m); ok {
+	for len(oob) >= unix.SizeofCmsghdr {
+		h, data, rest, err := unix.ParseOneSocketControlMessage(oob)
+		if err != nil {
+			return 0, false
+		}
+		if ns, ok := stampOf(h, data); ok {
 			return ns, true
 		}
+		oob = rest
 	}
 	return 0, false
 }
 
 // parseTX finds a software send stamp and the number of the send.
 func parseTX(oob []byte) (id uint32, wallNS int64, ok bool) {
-	msgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return 0, 0, false
-	}
 	var haveID, haveNS bool
-	for _, m := range msgs {
-		if ns, ok := stampOf(m); ok {
+	for len(oob) >= unix.SizeofCmsghdr {
+		h, data, rest, err := unix.ParseOneSocketControlMessage(oob)
+		if err != nil {
+			return 0, 0, false
+		}
+		if ns, ok := stampOf(h, data); ok {
 			wallNS, haveNS = ns, true
 		}
-		v4 := m.Header.Level == unix.SOL_IP && m.Header.Type == unix.IP_RECVERR
-		v6 := m.Header.Level == unix.SOL_IPV6 && m.Header.Type == unix.IPV6_RECVERR
+		v4 := h.Level == unix.SOL_IP && h.Type == unix.IP_RECVERR
+		v6 := h.Level == unix.SOL_IPV6 && h.Type == unix.IPV6_RECVERR
 		// sock_extended_err: errno u32 | origin u8 | type u8 | code u8 | pad u8 | info u32 | data u32
-		if (v4 || v6) && len(m.Data) >= 16 && m.Data[4] == unix.SO_EE_ORIGIN_TIMESTAMPING {
-			id, haveID = binary.NativeEndian.Uint32(m.Data[12:]), true
+		if (v4 || v6) && len(data) >= 16 && data[4] == unix.SO_EE_ORIGIN_TIMESTAMPING {
+			id, haveID = binary.NativeEndian.Uint32(data[12:]), true
 		}
+		oob = rest
 	}
 	return id, wallNS, haveID && haveNS
 }
 
 // stampOf reads scm_timestamping: three timespecs, the first is the software stamp.
-func stampOf(m unix.SocketControlMessage) (int64, bool) {
-	if m.Header.Level != unix.SOL_SOCKET || m.Header.Type != unix.SO_TIMESTAMPING || len(m.Data) < 16 {
+func stampOf(h unix.Cmsghdr, data []byte) (int64, bool) {
+	if h.Level != unix.SOL_SOCKET || h.Type != unix.SO_TIMESTAMPING || len(data) < 16 {
 		return 0, false
 	}
-	sec := int64(binary.NativeEndian.Uint64(m.Data))
-	nsec := int64(binary.NativeEndian.Uint64(m.Data[8:]))
+	sec := int64(binary.NativeEndian.Uint64(data))
+	nsec := int64(binary.NativeEndian.Uint64(data[8:]))
 	if sec <= 0 || nsec < 0 || nsec >= 1e9 || sec > 1<<33 {
 		return 0, false
 	}

@@ -266,19 +266,21 @@ func (p *peer) checkIdentity(lo, up *Bound) {
 func (p *peer) identityErr() int64 { return p.opts.Steady.AnchorErrNS() + p.identity.AnchorErrNS }
 
 // bestBounds is what a burst proves, as it is logged.
-func bestBounds(xs []ntp.Exchange, rho float64) (lo, up *Bound) {
+func bestBounds(xs []ntp.Exchange, rho float64) (lower, upper *Bound) {
+	var lo, up Bound
 	for _, x := range xs {
 		if !x.Possible(rho) {
 			continue
 		}
-		if l := x.Lower(); lo == nil || l > lo.NS {
-			lo = &Bound{x.T2, l}
+		if l := x.Lower(); lower == nil || l > lo.NS {
+			lo = Bound{x.T2, l}
 		}
-		if u := x.Upper(); up == nil || u < up.NS {
-			up = &Bound{x.T3, u}
+		if u := x.Upper(); lower == nil || u < up.NS {
+			up = Bound{x.T3, u}
 		}
+		lower, upper = &lo, &up
 	}
-	return lo, up
+	return lower, upper
 }
 
 // foreignID names the clock of a worker that does not say which it reads.
