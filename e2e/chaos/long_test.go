@@ -54,7 +54,7 @@ func (r *rig) plan(t *testing.T, concurrency int, d time.Duration) load.Plan {
 
 // TestSoak holds 500 streams for a long time: memory, goroutines and descriptors must not grow.
 func TestSoak(t *testing.T) {
-	r, d := long(t, "MERIDIAN_SOAK", "--sim-step=100ms", "--sim-prefill-token=1us", "--sim-shallow", "--max-batch-size=256", "--max-num-tokens=4096", "--kv-blocks=20000")
+	r, d := long(t, "MERIDIAN_SOAK", "--sim-step=250ms", "--sim-prefill-token=1us", "--sim-shallow", "--max-batch-size=256", "--max-num-tokens=4096", "--kv-blocks=20000")
 	before := r.held(t)
 	type sample struct {
 		at       time.Duration

@@ -120,10 +120,14 @@ func (c *Client) Do(ctx context.Context, r Request) (*Result, error) {
 	if resp.StatusCode != http.StatusOK {
 		return res, readError(resp)
 	}
+	read := res.readWhole
 	if strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
-		return res, res.readStream(resp.Body, r.OnText)
+		read = res.readStream
 	}
-	return res, res.readWhole(resp.Body, r.OnText)
+	if err = read(resp.Body, r.OnText); err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", context.Cause(ctx), err) // a read that is cut says only that its connection is closed
+	}
+	return res, err
 }
 
 func readError(resp *http.Response) error {

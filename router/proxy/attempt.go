@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"meridian.internal/router/pool"
@@ -35,6 +36,7 @@ type attempt struct {
 	genUsage  *api.Usage
 	tokens    int // token ids seen in this attempt's stream
 	finish    string
+	broke     atomic.Bool // a node went away under a leg, or could not be reached
 }
 
 func (a *attempt) fail(e *api.Error) *api.Error {
@@ -104,7 +106,10 @@ func (a *attempt) run(ctx context.Context) *api.Error {
 // body was drained, or is closed in settle.
 func (a *attempt) watch(cancel context.CancelCauseFunc) (stop func()) {
 	gone := func(stage string, l *pool.Lease) func() {
-		return l.Watch(func(error) { cancel(api.Failed(stage, true, "%s node %s is gone", roleWord(stage), l.Name)) })
+		return l.Watch(func(error) {
+			a.broke.Store(true)
+			cancel(api.Failed(stage, true, "%s node %s is gone", roleWord(stage), l.Name))
+		})
 	}
 	stopGen := gone("gen", a.choice.Gen)
 	if a.choice.Ctx == nil {

@@ -116,6 +116,7 @@ func (a *attempt) broken(ctx context.Context, stage string, l *pool.Lease, err e
 		return stopCause(ctx)
 	}
 	l.Unreachable()
+	a.broke.Store(true)
 	a.s.p.o.Logger.Warn("leg failed", "request_id", a.s.id, "stage", stage, "node", l.Name, "error", err)
 	return api.Failed(stage, true, "%s node %s: %s", roleWord(stage), l.Name, reason(err))
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -207,6 +208,32 @@ func TestRetriesEndWithTheBudget(t *testing.T) {
 	c.nodes["gen1"].serve = status(500, `{"error":{"message":"x"}}`)
 	if got := c.post("/v1/completions", completion); got.status != 500 || len(c.legs) != 1 {
 		t.Errorf("got %d after %d legs", got.status, len(c.legs))
+	}
+	c.settled()
+}
+
+func TestWhatANodesDeathBreaksMovesOnceOutsideTheBudget(t *testing.T) {
+	c := newCluster(t, Aggregated, "gen0", "gen1", "gen2")
+	for c.proxy.health.takeRetry() {
+	}
+	var all atomic.Bool
+	for name, n := range c.nodes {
+		n.serve = func(w http.ResponseWriter, r *http.Request, l leg) {
+			if name == "gen0" || all.Load() {
+				hangUp(w, r, l)
+			}
+			streamTokens(w, l, "a", "b", "c")
+		}
+	}
+	if got := c.post("/v1/completions", completion); got.status != 200 || len(c.legs) != 2 {
+		t.Errorf("got %d after %d legs, want 200 after 2", got.status, len(c.legs))
+	}
+	all.Store(true)
+	for len(c.legs) > 0 {
+		<-c.legs
+	}
+	if got := c.post("/v1/completions", completion); got.status != 502 || len(c.legs) != 2 {
+		t.Errorf("all die: got %d after %d legs, want 502 after 2", got.status, len(c.legs))
 	}
 	c.settled()
 }

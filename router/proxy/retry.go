@@ -97,12 +97,14 @@ func (b *sub) again(ctx context.Context, a *attempt, e *api.Error, progress bool
 	if ctx.Err() != nil || !e.Retryable || (b.started && !b.resumable()) {
 		return false
 	}
-	// A stream that was cut may go on once for nothing: a node that dies hits all its streams at one moment. All other
-	// retries come out of the budget.
-	if !progress && !p.health.takeRetry() {
+	// What a node's death breaks may go on once for nothing: it hits all its requests at one moment, and no later ones, so
+	// that these retries cannot multiply. All others come out of the budget.
+	broke := a.broke.Load() || e.Stage == "kv"
+	if free := progress || broke && !b.moved; !free && !p.health.takeRetry() {
 		p.met.retryRefused.Inc()
 		return false
 	}
+	b.moved = b.moved || broke
 	if b.resumable() {
 		p.met.resumes.Inc()
 	} else {

@@ -55,8 +55,8 @@ type sub struct {
 	blocks  []pool.Prefix // of ids; nil: not hashed, or no policy asks
 	prompt  []byte        // JSON that replaces prompt; nil: the client's is sent
 	tries   []*attempt
-	budget  int
 	started bool    // a byte of it went to the client
+	moved   bool    // it has left a node that broke, outside the retry budget
 	given   []int32 // tokens whose text the client has, or the answer that is assembled here
 	opaque  bool    // a chunk named no tokens: nobody can go on after it
 	hash    string  // checkpoint that gave them
