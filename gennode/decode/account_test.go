@@ -3,6 +3,8 @@ package decode
 import (
 	"context"
 	"errors"
+	"math"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -80,21 +82,24 @@ func check(tb testing.TB, err error) {
 	}
 }
 
-// request runs a request as a node does: it drains the tokens, counts the gaps between them, and in the end makes the
-// record and counts it.
+// request runs a request as a node does.
 func (a *accounts) request(tb testing.TB, r infer.Request) (tokens int, done infer.Done) {
 	return a.requestUntil(tb, r, -1)
 }
 
 // requestUntil cancels the request after so many tokens; -1: never.
 func (a *accounts) requestUntil(tb testing.TB, r infer.Request, cancelAfter int) (tokens int, done infer.Done) {
-	received := int64(1)
 	r.ReturnPerfMetrics = a.steps
 	s, err := a.Submit(r)
 	if err != nil {
 		tb.Error(err)
 		return 0, done
 	}
+	return a.consume(tb, r, s, cancelAfter)
+}
+
+// consume drains the tokens of a request, counts the gaps between them, and in the end makes the record and counts it.
+func (a *accounts) consume(tb testing.TB, r infer.Request, s *engine.Sequence, cancelAfter int) (tokens int, done infer.Done) {
 	var gaps ledger.Gaps
 	for {
 		if cancelAfter >= 0 && tokens >= cancelAfter {
@@ -112,7 +117,7 @@ func (a *accounts) requestUntil(tb testing.TB, r infer.Request, cancelAfter int)
 		if d == nil {
 			continue
 		}
-		rec := recordOf(r, d, received)
+		rec := recordOf(r, d, 1)
 		if a.ledger != nil {
 			a.ledger.Observe(rec, &gaps)
 		}
@@ -150,14 +155,16 @@ func recordOf(r infer.Request, d *infer.Done, received int64) *phase.Record {
 	return rec
 }
 
-// load runs batch requests of so many tokens at once, and gives the time a step.
+// load runs batch requests of so many tokens at once, and gives the time a step. All are in the queue before any is
+// waited for, so that they run as one batch whatever the device costs.
 func (a *accounts) load(tb testing.TB, batch, tokens int) (wall, cpu time.Duration) {
 	start, used, at := time.Now(), processor(), a.Load().Iter
 	var all sync.WaitGroup
 	for i := range batch {
-		all.Go(func() {
-			a.request(tb, infer.Request{ID: int64(i), Prompt: []int32{1, 2, 3, 4, int32(i)}, MaxTokens: tokens, IgnoreEOS: true})
-		})
+		r := infer.Request{ID: int64(i), Prompt: []int32{1, 2, 3, 4, int32(i)}, MaxTokens: tokens, IgnoreEOS: true, ReturnPerfMetrics: a.steps}
+		s, err := a.Submit(r)
+		check(tb, err)
+		all.Go(func() { a.consume(tb, r, s, -1) })
 	}
 	all.Wait()
 	steps := time.Duration(a.Load().Iter - at)
@@ -179,27 +186,63 @@ func batchOf256(stepNS float64) (engine.Config, sim.Config) {
 
 func allOn() *rows.Sink { return &rows.Sink{Node: "gen0", Interval: 1} }
 
-// BenchmarkOnOff runs 256 sequences on a device whose step takes 2 ms, with all accounting and without, in short turns, and
-// gives the median ratio of the times of a pair: what else the machine does hits some turns, not the median. What
-// accounting costs a step is measured part by part: make bench-accounting.
+// BenchmarkOnOff is the processor time of the whole process for a step of 256 sequences, with all accounting less without it:
+// what runs on the engine's goroutine, what each request adds when it ends, garbage and cold caches. Turns alternate, and
+// a second engine without accounting takes its turns too: by what it differs from the first the reader sees what the
+// machine adds by itself.
+//
+//   - busy: the device takes no time and there is one processor, so that nothing sleeps and nothing wakes. It resolves a
+//     microsecond in a second.
+//   - 2ms: the device takes 2 ms. Sleeping and waking costs five times what a step works, and differs from turn to turn
+//     by more than all accounting; on/off is the ratio of the times of a step.
+//
+// The parts of it are measured one by one: make bench-accounting.
 func BenchmarkOnOff(b *testing.B) {
-	cfg, dev := batchOf256(2e6)
-	on, off := newAccounts(b, cfg, dev, allOn()), newAccounts(b, cfg, dev, nil)
-	on.steps = true
-	var wall, cpu, ratio []float64
-	for turn := 0; b.Loop(); turn++ {
-		var w, c [2]float64 // off, on
-		for k := range 2 {
-			i := (k + turn) % 2 // each goes first as often
-			a := []*accounts{off, on}[i]
-			wallStep, cpuStep := a.load(b, 256, 60)
-			w[i], c[i] = float64(wallStep), float64(cpuStep)
-		}
-		wall, cpu, ratio = append(wall, w[0]), append(cpu, c[1]-c[0]), append(ratio, w[1]/w[0])
+	for _, run := range []struct {
+		name       string
+		stepNS     float64
+		tokens     int
+		processors int
+	}{{"busy/400tokens", 0, 400, 1}, {"busy/60tokens", 0, 60, 1}, {"2ms/400tokens", 2e6, 400, runtime.GOMAXPROCS(0)}, {"2ms/60tokens", 2e6, 60, runtime.GOMAXPROCS(0)}} {
+		b.Run(run.name, func(b *testing.B) {
+			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(run.processors))
+			cfg, dev := batchOf256(run.stepNS)
+			engines := []*accounts{newAccounts(b, cfg, dev, nil), newAccounts(b, cfg, dev, nil), newAccounts(b, cfg, dev, allOn())}
+			engines[2].steps = true
+			var more, control, ratio []float64
+			for turn := 0; b.Loop(); turn++ {
+				var wall, cpu [3]float64 // off, off again, on
+				for k := range engines {
+					i := (k + turn) % len(engines) // each goes first as often
+					w, c := engines[i].load(b, 256, run.tokens)
+					wall[i], cpu[i] = float64(w), float64(c)/1e3
+				}
+				more, control, ratio = append(more, cpu[2]-(cpu[0]+cpu[1])/2), append(control, cpu[1]-cpu[0]), append(ratio, wall[2]/wall[0])
+			}
+			report := func(name string, v []float64) {
+				m, e := mean(v)
+				b.ReportMetric(m, "µs/step-"+name)
+				b.ReportMetric(e, "±µs-"+name)
+			}
+			report("more", more)
+			report("control", control)
+			if run.stepNS > 0 {
+				b.ReportMetric(median(ratio), "on/off")
+			}
+		})
 	}
-	b.ReportMetric(median(ratio), "on/off")
-	b.ReportMetric(median(wall), "ns/step-off")
-	b.ReportMetric(median(cpu)/1000, "cpu-µs/step-more")
+}
+
+// mean gives the mean and its standard error.
+func mean(v []float64) (m, standardError float64) {
+	n := float64(len(v))
+	for _, x := range v {
+		m += x / n
+	}
+	for _, x := range v {
+		standardError += (x - m) * (x - m)
+	}
+	return m, math.Sqrt(standardError / max(n-1, 1) / n)
 }
 
 func median(v []float64) float64 {

@@ -44,6 +44,7 @@ func (l *Ledger) iterationStats(c echo.Context) error {
 	b := pages.Get().(*[]byte)
 	defer pages.Put(b)
 	*b = l.page((*b)[:0], page)
+	c.Response().Header().Set(echo.HeaderContentLength, strconv.Itoa(len(*b))) // no chunks: one write of all
 	return c.JSONBlob(http.StatusOK, *b)
 }
 

@@ -48,8 +48,8 @@ type Ledger struct {
 
 // state is what the rows so far add up to.
 type state struct {
-	seen           bool
-	last           rows.Row
+	seen           bool     // there was a row
+	last           rows.Row // the newest: filled in by snapshot
 	kv             rows.KV // of the last row that had it; valid if kv.Sampled
 	requests       rows.Requests
 	sums           rows.Sums
@@ -117,8 +117,6 @@ func (l *Ledger) add(r *rows.Row) (fell bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := &l.state
-	s.seen, s.last = true, *r
-	s.last.PerReq = nil
 	q, add := &s.requests, &r.Requests
 	q.New += add.New
 	q.NewActive += add.NewActive
@@ -151,8 +149,12 @@ func (l *Ledger) add(r *rows.Row) (fell bool) {
 
 func (l *Ledger) snapshot() state {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.state
+	s := l.state
+	l.mu.Unlock()
+	if l.ring != nil {
+		s.last, s.seen = l.ring.Newest()
+	}
+	return s
 }
 
 // Close ends the streams of those who follow the rows.

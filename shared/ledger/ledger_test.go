@@ -215,6 +215,7 @@ func TestGapsFallIntoTheirBuckets(t *testing.T) {
 		at += gap
 	}
 	g.Add([]infer.Token{{AtNS: at}})
+	g.settle()
 	want := [gapBuckets + 1]uint32{0: 3, 1: 1, 4: 1, 20: 1, 21: 1}
 	if sum := g.lastNS - g.firstNS; g.counts != want || sum != 1+1e5+1e5+1+1e10+1e10+1+1+2e6 {
 		t.Errorf("counts %v, sum %d", g.counts, sum)
