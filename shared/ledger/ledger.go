@@ -50,7 +50,7 @@ type Ledger struct {
 type state struct {
 	seen           bool     // there was a row
 	last           rows.Row // the newest: filled in by snapshot
-	kv             rows.KV // of the last row that had it; valid if kv.Sampled
+	kv             rows.KV  // of the last row that had it; valid if kv.Sampled
 	requests       rows.Requests
 	sums           rows.Sums
 	reused, missed rows.Counter // of the one rank
