@@ -19,7 +19,12 @@ const (
 	gather = time.Millisecond
 	// lastGather bounds the growing wait for replies of far peers.
 	lastGather = 8 * time.Millisecond
-	queued     = 1024 // bursts that wait to be begun; more wait in their goroutines
+	// volley is how many packets of a burst are sent at once. The first finds the path cold, which costs it some µs on both ways
+	// even by stamps of the kernel; the reply to the last brings the exact stamp of the one before. On a loaded machine the two
+	// ends of a packet that waits for its predecessor's reply are both cold.
+	volley = 3
+
+	queued = 1024 // bursts that wait to be begun; more wait in their goroutines
 )
 
 var (
@@ -42,15 +47,22 @@ type Batch struct {
 	// Room that send and read use again: garbage costs more here than the arithmetic.
 	packets []byte
 	out     []stamp.Datagram
-	landed  []*job
+	sending []passage
+	landed  []passage
 }
 
 // line is a socket and what is under way on it.
 type line struct {
 	sock    *stamp.Many
-	ready   []*job             // have a packet to send
-	flights map[uint32]*job    // by seq: await a reply
+	ready   []*job             // have packets to send, and none under way
+	flights map[uint32]passage // by seq: await a reply
 	stamps  map[uint32]*flight // by number of the send: await the kernel's stamp
+}
+
+// passage is an exchange of a job.
+type passage struct {
+	job    *job
+	flight *flight
 }
 
 // job is one burst.
@@ -58,10 +70,11 @@ type job struct {
 	talk
 	to       netip.AddrPort
 	left     int // packets to send
+	open     int // exchanges under way
 	timeout  time.Duration
-	done     chan result // holds one
-	flight   *flight     // under way; nil: none
-	deadline int64
+	deadline int64       // of what is under way
+	failure  error       // not nil: the burst proves nothing
+	answer   chan result // holds one
 }
 
 type result struct {
@@ -76,7 +89,7 @@ func NewBatch(s *clock.Steady, key []byte) *Batch {
 
 // burst makes n exchanges with the peer at to.
 func (b *Batch) burst(ctx context.Context, to netip.AddrPort, n int, timeout time.Duration) (Burst, error) {
-	j := &job{to: to, left: n, timeout: timeout, done: make(chan result, 1), talk: talk{burst: Burst{Transport: UDP, Exchanges: make([]ntp.Exchange, 0, 2*n)}}}
+	j := &job{to: to, left: n, timeout: timeout, answer: make(chan result, 1), talk: talk{burst: Burst{Transport: UDP, Exchanges: make([]ntp.Exchange, 0, 2*n)}}}
 	select {
 	case b.jobs <- j:
 	case <-b.ended:
@@ -85,7 +98,7 @@ func (b *Batch) burst(ctx context.Context, to netip.AddrPort, n int, timeout tim
 		return Burst{}, ctx.Err()
 	}
 	select {
-	case r := <-j.done:
+	case r := <-j.answer:
 		return r.burst, r.err
 	case <-b.ended:
 		return Burst{}, errBatch
@@ -163,10 +176,10 @@ func (b *Batch) admit(j *job) {
 	if l == nil {
 		sock, err := stamp.OpenMany(b.steady, v6)
 		if err != nil {
-			j.done <- result{err: fmt.Errorf("%w: %w", errBatch, err)}
+			j.answer <- result{err: fmt.Errorf("%w: %w", errBatch, err)}
 			return
 		}
-		l = &line{sock: sock, flights: map[uint32]*job{}, stamps: map[uint32]*flight{}}
+		l = &line{sock: sock, flights: map[uint32]passage{}, stamps: map[uint32]*flight{}}
 		b.lines[v6] = l
 	}
 	l.ready = append(l.ready, j)
@@ -175,38 +188,42 @@ func (b *Batch) admit(j *job) {
 
 // send sends the next packets, as many as one system call carries.
 func (b *Batch) send(l *line) {
-	part := l.ready[:min(len(l.ready), stamp.BatchSize)]
-	own, ds, buf := b.steady.ID(), b.out[:0], b.packets[:0]
-	for _, j := range part {
-		j.flight = &flight{seq: l.nonce()}
-		l.flights[j.flight.seq] = j
-		buf = j.request(own, j.flight.seq).Append(buf, b.key)
-		ds = append(ds, stamp.Datagram{To: j.to, Data: buf[len(buf)-ntp.Size:]})
+	own, ds, buf, ps := b.steady.ID(), b.out[:0], b.packets[:0], b.sending[:0]
+	for len(l.ready) > 0 && len(ps)+volley <= stamp.BatchSize {
+		j := l.ready[0]
+		l.ready = l.ready[1:]
+		for range min(j.left, volley) {
+			f, q := j.begin(own, l.nonce())
+			buf = q.Append(buf, b.key)
+			ds = append(ds, stamp.Datagram{To: j.to, Data: buf[len(buf)-ntp.Size:]})
+			p := passage{j, f}
+			ps, l.flights[f.seq] = append(ps, p), p
+			j.left--
+			j.open++
+		}
 	}
-	b.out, b.packets = ds, buf
-	for len(part) > 0 {
+	b.out, b.packets, b.sending = ds, buf, ps
+	for len(ps) > 0 {
 		n, before, first, err := l.sock.Send(ds)
 		if err != nil {
 			clear(l.stamps) // counted anew
-			part[0].left--
-			b.lost(l, part[0], err)
+			b.lost(l, ps[0], err)
 			n = 1
 		} else {
-			for i, j := range part[:n] {
-				j.left--
-				j.flight.t1, j.deadline = before, before+int64(j.timeout)
-				l.stamps[first+uint32(i)] = j.flight
+			for i, p := range ps[:n] {
+				p.flight.t1, p.job.deadline = before, before+int64(p.job.timeout)
+				l.stamps[first+uint32(i)] = p.flight
 			}
 		}
-		// lost may have appended to ready: it is cut from its front only.
-		part, ds, l.ready = part[n:], ds[n:], l.ready[n:]
+		ps, ds = ps[n:], ds[n:]
 	}
 }
 
 // nonce draws a number that no exchange under way has.
 func (l *line) nonce() uint32 {
 	for {
-		if seq := rand.Uint32(); l.flights[seq] == nil {
+		seq := rand.Uint32()
+		if _, taken := l.flights[seq]; !taken {
 			return seq
 		}
 	}
@@ -220,13 +237,13 @@ func (b *Batch) read(l *line) {
 		if err != nil || !r.Reply {
 			return
 		}
-		j := l.flights[r.Seq]
-		if j == nil || j.to != from {
+		p, ok := l.flights[r.Seq]
+		if !ok || p.job.to != from {
 			return // a leftover, a replay or a forgery
 		}
 		delete(l.flights, r.Seq)
-		j.flight.reply, j.flight.t4 = r, rx
-		landed = append(landed, j)
+		p.flight.reply, p.flight.t4 = r, rx
+		landed = append(landed, p)
 	})
 	ok = l.sock.Sent(func(tx stamp.TX) {
 		if f := l.stamps[tx.ID]; f != nil {
@@ -237,12 +254,11 @@ func (b *Batch) read(l *line) {
 	if !ok {
 		clear(l.stamps) // the wall clock was stepped
 	}
-	for _, j := range landed {
-		f := j.flight
-		j.flight = nil
-		if err := j.take(f); err != nil {
-			b.finish(l, j, result{err: err})
-			continue
+	for _, p := range landed {
+		j := p.job
+		j.open--
+		if err := j.take(p.flight); err != nil {
+			j.failure, j.left = err, 0
 		}
 		b.next(l, j)
 	}
@@ -251,13 +267,17 @@ func (b *Batch) read(l *line) {
 
 // next goes on with a burst that has no exchange under way.
 func (b *Batch) next(l *line, j *job) {
-	if j.left > 0 {
+	switch {
+	case j.open > 0:
+	case j.left > 0:
 		l.ready = append(l.ready, j)
-		return
+	case j.failure != nil:
+		b.finish(l, j, result{err: j.failure})
+	default:
+		j.burst.Local = b.local
+		r, err := j.end()
+		b.finish(l, j, result{r, err})
 	}
-	j.burst.Local = b.local
-	r, err := j.end()
-	b.finish(l, j, result{r, err})
 }
 
 func (b *Batch) finish(l *line, j *job, r result) {
@@ -265,7 +285,7 @@ func (b *Batch) finish(l *line, j *job, r result) {
 	if r.err != nil {
 		r.err = fmt.Errorf("ask the clock at %s: %w", j.to, r.err)
 	}
-	j.done <- r
+	j.answer <- r
 	if b.active == 0 {
 		clear(l.stamps) // of some sends the kernel gives none
 	}
@@ -273,17 +293,18 @@ func (b *Batch) finish(l *line, j *job, r result) {
 
 // expire gives up exchanges whose time is over.
 func (b *Batch) expire(l *line, now int64) {
-	for _, j := range l.flights {
-		if now >= j.deadline {
-			b.lost(l, j, fmt.Errorf("%w after %v", errLate, j.timeout))
+	for _, p := range l.flights {
+		if now >= p.job.deadline {
+			b.lost(l, p, fmt.Errorf("%w after %v", errLate, p.job.timeout))
 		}
 	}
 }
 
 // lost ends an exchange without reply.
-func (b *Batch) lost(l *line, j *job, err error) {
-	delete(l.flights, j.flight.seq)
-	j.flight = nil
+func (b *Batch) lost(l *line, p passage, err error) {
+	j := p.job
+	delete(l.flights, p.flight.seq)
+	j.open--
 	if j.lose(err) {
 		j.left = 0
 	}

@@ -11,11 +11,13 @@ import (
 // flight is one exchange under way or done.
 type flight struct {
 	seq   uint32
+	prev  *flight  // the exchange before it, whose T3 by the kernel the reply may bring; nil: none
 	t1    int64    // before the write
 	tx    stamp.TX // the kernel's stamp of the request
 	hasTX bool
 	t4    stamp.RX
 	reply ntp.Packet
+	done  bool // the reply has come
 	exact bool // the kernel's stamp of the reply came back
 }
 
@@ -36,18 +38,29 @@ func (f *flight) exchange(t3, t3Err int64) ntp.Exchange {
 // talk is a burst of exchanges with one peer.
 type talk struct {
 	burst   Burst
-	newest  *flight // whose T3 by the kernel is still to come
+	clock   clockWords // the peer's; meaningless before the first reply
+	newest  *flight    // the latest that was begun
 	lastErr error
 }
 
-// request is the next packet to send.
-func (t *talk) request(own clock.ID, seq uint32) ntp.Packet {
+// clockWords are a clock id as it travels; to compare them costs nothing.
+type clockWords struct {
+	epoch    uint64
+	instance uint32
+}
+
+func (w clockWords) id() clock.ID { return clock.MakeID(w.epoch, w.instance) }
+
+// begin returns the next exchange, and its request.
+func (t *talk) begin(own clock.ID, seq uint32) (*flight, ntp.Packet) {
 	epoch, instance, _ := own.Words() // our own id is well formed
 	q := ntp.Packet{Seq: seq, Epoch: epoch, Instance: instance}
-	if t.newest != nil {
-		q.PrevSeq = t.newest.seq
+	f := &flight{seq: seq, prev: t.newest}
+	if f.prev != nil {
+		q.PrevSeq = f.prev.seq
 	}
-	return q
+	t.newest = f
+	return f, q
 }
 
 // lose notes an exchange without reply and says whether the burst is hopeless.
@@ -59,20 +72,18 @@ func (t *talk) lose(err error) (hopeless bool) {
 
 // take adds what the reply of f proves: about f with what is known already, about the previous exchange exactly.
 func (t *talk) take(f *flight) error {
-	r, b := f.reply, &t.burst
-	prev := t.newest
-	switch {
-	case prev == nil:
-		b.Peer = clock.MakeID(r.Epoch, r.Instance)
-	case prev.reply.Epoch != r.Epoch || prev.reply.Instance != r.Instance:
-		return fmt.Errorf("%w: %s and %s", ErrTwoClock, b.Peer, clock.MakeID(r.Epoch, r.Instance))
+	r, b, prev := f.reply, &t.burst, f.prev
+	f.done, f.prev = true, nil
+	if id := (clockWords{r.Epoch, r.Instance}); b.Peer == "" {
+		t.clock, b.Peer = id, id.id()
+	} else if t.clock != id {
+		return fmt.Errorf("%w: %s and %s", ErrTwoClock, b.Peer, id.id())
 	}
-	t.newest = f
 	if r.HasPair {
 		b.Remote = &ntp.Pair{AtNS: r.T3, DiffNS: r.RawDiffNS, ErrNS: int64(r.PairErrNS)}
 	}
 	b.Exchanges = append(b.Exchanges, f.exchange(r.T3, 0))
-	if r.HasPrevTX && prev != nil && !prev.exact {
+	if r.HasPrevTX && prev != nil && prev.done && !prev.exact {
 		prev.exact = true
 		b.Exchanges = append(b.Exchanges, prev.exchange(r.PrevTX, int64(r.ErrNS)))
 		if _, _, kernel := prev.sent(); kernel && prev.t4.Kernel && prev.reply.KernelRX {

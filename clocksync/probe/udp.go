@@ -104,7 +104,7 @@ func (u *udpProber) handOver() {
 
 // exchange sends one request and waits for its reply.
 func (u *udpProber) exchange(ctx context.Context, t *talk) (*flight, error) {
-	q := t.request(u.steady.ID(), rand.Uint32())
+	f, q := t.begin(u.steady.ID(), rand.Uint32())
 	deadline := time.Now().Add(u.opts.Timeout)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
@@ -116,7 +116,7 @@ func (u *udpProber) exchange(ctx context.Context, t *talk) (*flight, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &flight{seq: q.Seq, t1: t1}
+	f.t1 = t1
 	if err := u.receive(f); err != nil {
 		return nil, err
 	}
