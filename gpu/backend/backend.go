@@ -1,5 +1,6 @@
 // Package backend is the contract between the one executor (gpu/engine) and the devices that run its steps: gpu/cpu,
-// gpu/sim, gpu/cuda. It owns the words of a step and nothing that runs. gpu/backendtest holds the conformance suite that
+// gpu/sim, gpu/cuda. It owns the words of a step, and what all of them do alike: the queues in front of a device (Inbox)
+// and the turns of its events (EventSets). It starts nothing that runs. gpu/backendtest holds the conformance suite that
 // every back end passes.
 package backend
 

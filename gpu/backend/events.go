@@ -10,7 +10,9 @@ import (
 var ErrEventsUnread = errors.New("backend: event set not read")
 
 // EventSets are two sets of three events that the steps of a device use in turn: while one step runs, the stamps of the
-// one before can be read. The zero value is ready. One goroutine owns them, the device's.
+// one before can be read. Every back end takes a set for each step and reads it when the step has ended; who would take
+// one that was not read gets an error, and the step fails. The zero value is ready. One goroutine takes; another one may
+// read, if it hands the step's place back before the set's next turn.
 type EventSets struct {
 	sets [2]EventSet
 	next int

@@ -11,9 +11,6 @@ import (
 	"meridian.internal/gpu/model"
 )
 
-// ErrClosed is the error of steps and copies that were submitted after Close.
-var ErrClosed = errors.New("cpu: back end is closed")
-
 // Options sets up a back end. Zero values are the defaults.
 type Options struct {
 	TokensPerBlock int           // tokens of one KV block; default 16
@@ -27,26 +24,13 @@ type Options struct {
 
 // Backend implements backend.Backend.
 type Backend struct {
+	backend.Inbox
 	info      backend.Info
 	kernel    string
 	device    *device
-	steps     *queue[submission]
-	out       *queue[copyJob]
-	in        *queue[copyJob]
 	now       func() int64
 	ended     sync.WaitGroup
 	closePool sync.Once // so that a second Close is harmless
-}
-
-type submission struct {
-	batch *backend.Batch
-	step  *backend.Step
-}
-
-type copyJob struct {
-	regions []backend.Region
-	buf     []byte
-	copy    *backend.Copy
 }
 
 // New puts a model on the processor. The model must stay open until Close.
@@ -59,13 +43,10 @@ func New(m *model.Model, o Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{
-		info: info, kernel: ks.name, now: o.Now, device: newDevice(m, info, ks, o),
-		steps: newQueue[submission](), out: newQueue[copyJob](), in: newQueue[copyJob](),
-	}
-	b.ended.Go(func() { b.steps.drain(b.runStep) })
-	b.ended.Go(func() { b.out.drain(func(j copyJob) { b.runCopy(j, b.device.kv.copyOut) }) })
-	b.ended.Go(func() { b.in.drain(func(j copyJob) { b.runCopy(j, b.device.kv.copyIn) }) })
+	b := &Backend{Inbox: backend.NewInbox(), info: info, kernel: ks.name, now: o.Now, device: newDevice(m, info, ks, o)}
+	b.ended.Go(b.runSteps)
+	b.ended.Go(func() { b.runCopies(b.Out, b.device.kv.copyOut) })
+	b.ended.Go(func() { b.runCopies(b.In, b.device.kv.copyIn) })
 	return b, nil
 }
 
@@ -110,53 +91,23 @@ func (b *Backend) Info() backend.Info { return b.info }
 // Kernel is the name of the kernels in use.
 func (b *Backend) Kernel() string { return b.kernel }
 
-// Submit implements backend.Backend.
-func (b *Backend) Submit(batch *backend.Batch) *backend.Step {
-	s := backend.NewStep(batch.Iter)
-	if !b.steps.push(submission{batch, s}) {
-		s.Err = ErrClosed
-		s.Finish()
-	}
-	return s
-}
-
-// CopyOut implements backend.Backend.
-func (b *Backend) CopyOut(regions []backend.Region, dst []byte) *backend.Copy {
-	return b.copy(b.out, regions, dst)
-}
-
-// CopyIn implements backend.Backend.
-func (b *Backend) CopyIn(regions []backend.Region, src []byte) *backend.Copy {
-	return b.copy(b.in, regions, src)
-}
-
-func (b *Backend) copy(q *queue[copyJob], regions []backend.Region, buf []byte) *backend.Copy {
-	c := backend.NewCopy()
-	if !q.push(copyJob{regions, buf, c}) {
-		c.Err = ErrClosed
-		c.Finish()
-	}
-	return c
-}
-
 // Close implements backend.Backend.
 func (b *Backend) Close() error {
-	for _, close := range []func(){b.steps.close, b.out.close, b.in.close} {
-		close()
-	}
+	b.End()
 	b.ended.Wait()
 	b.closePool.Do(b.device.pool.close) // last: the steps that were queued still used it
 	return nil
 }
 
-func (b *Backend) runStep(s submission) {
-	s.step.Err = b.device.run(s.batch, s.step)
-	s.step.Finish()
+func (b *Backend) runSteps() {
+	for s, ok := b.Steps.Pop(); ok; s, ok = b.Steps.Pop() {
+		s.Step.Err = b.device.run(s.Batch, s.Step)
+		s.Step.Finish()
+	}
 }
 
-func (b *Backend) runCopy(j copyJob, do func([]backend.Region, []byte) error) {
-	j.copy.StartNS = b.now()
-	j.copy.Err = do(j.regions, j.buf)
-	j.copy.EndNS = b.now()
-	j.copy.Finish()
+func (b *Backend) runCopies(q *backend.Queue[backend.CopyJob], move func([]backend.Region, []byte) error) {
+	for j, ok := q.Pop(); ok; j, ok = q.Pop() {
+		j.Run(b.now, move)
+	}
 }

@@ -127,7 +127,7 @@ func TestClosedBackendRefusesWork(t *testing.T) {
 	<-s.Done()
 	c := b.CopyOut(nil, nil)
 	<-c.Done()
-	if !errors.Is(s.Err, ErrClosed) || !errors.Is(c.Err, ErrClosed) {
+	if !errors.Is(s.Err, backend.ErrClosed) || !errors.Is(c.Err, backend.ErrClosed) {
 		t.Errorf("step: %v, copy: %v", s.Err, c.Err)
 	}
 }

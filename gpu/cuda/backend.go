@@ -14,9 +14,6 @@ import (
 	"meridian.internal/gpu/model"
 )
 
-// ErrClosed is the error of steps and copies that were submitted after Close.
-var ErrClosed = errors.New("cuda: back end is closed")
-
 // Options sets up a back end. Zero values are the defaults.
 type Options struct {
 	GPU            int           // number of the card
@@ -33,28 +30,17 @@ type Options struct {
 
 // Backend implements backend.Backend.
 type Backend struct {
+	backend.Inbox
 	info   backend.Info
 	card   string
-	steps  *queue[submission]
-	copies [2]*queue[copyJob] // out, in
-	pulls  *queue[func(*importer, error)]
-	shared backend.Shared // KV for other processes; without a kind: it is not shared
+	pulls  *backend.Queue[func(*importer, error)]
+	events backend.EventSets // of the flights; the launcher takes them, the finisher reads them
+	shared backend.Shared    // KV for other processes; without a kind: it is not shared
 	now    func() int64
 	ended  sync.WaitGroup
 	clock  cardClock
 	mu     sync.Mutex // guards err
 	err    error      // of freeing the device
-}
-
-type submission struct {
-	batch *backend.Batch
-	step  *backend.Step
-}
-
-type copyJob struct {
-	regions []backend.Region
-	buf     []byte
-	copy    *backend.Copy
 }
 
 // New puts a model on a card. The model may be closed once New has returned.
@@ -63,7 +49,7 @@ func New(m *model.Model, o Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{info: info, steps: newQueue[submission](), copies: [2]*queue[copyJob]{newQueue[copyJob](), newQueue[copyJob]()}, pulls: newQueue[func(*importer, error)](), now: o.Now}
+	b := &Backend{Inbox: backend.NewInbox(), info: info, pulls: backend.NewQueue[func(*importer, error)](), now: o.Now}
 	opened := make(chan error, 1)
 	b.ended.Go(func() {
 		runtime.LockOSThread() // never unlocked: the thread, bound to the card, ends with the goroutine
@@ -128,42 +114,10 @@ func (b *Backend) Info() backend.Info { return b.info }
 // Card is the name of the card.
 func (b *Backend) Card() string { return b.card }
 
-// Submit implements backend.Backend.
-func (b *Backend) Submit(batch *backend.Batch) *backend.Step {
-	s := backend.NewStep(batch.Iter)
-	if !b.steps.push(submission{batch, s}) {
-		s.Err = ErrClosed
-		s.Finish()
-	}
-	return s
-}
-
-// CopyOut implements backend.Backend.
-func (b *Backend) CopyOut(regions []backend.Region, dst []byte) *backend.Copy {
-	return b.copy(b.copies[0], regions, dst)
-}
-
-// CopyIn implements backend.Backend.
-func (b *Backend) CopyIn(regions []backend.Region, src []byte) *backend.Copy {
-	return b.copy(b.copies[1], regions, src)
-}
-
-func (b *Backend) copy(q *queue[copyJob], regions []backend.Region, buf []byte) *backend.Copy {
-	c := backend.NewCopy()
-	if !q.push(copyJob{regions, buf, c}) {
-		c.Err = ErrClosed
-		c.Finish()
-	}
-	return c
-}
-
 // Close implements backend.Backend.
 func (b *Backend) Close() error {
-	b.steps.close()
-	for _, q := range b.copies {
-		q.close()
-	}
-	b.pulls.close()
+	b.End()
+	b.pulls.Close()
 	b.ended.Wait()
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -205,14 +159,15 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 	opened <- nil
 	var kin sync.WaitGroup
 	kin.Go(func() { b.finish(c, ready, queued) })
-	for i, q := range b.copies {
-		kin.Go(func() { b.copyAll(c, d, q, i == 0) })
-	}
+	kin.Go(func() { b.copyAll(c, d, b.Out, true) })
+	kin.Go(func() { b.copyAll(c, d, b.In, false) })
 	kin.Go(func() { b.pullAll(c, d) })
-	for s, ok := b.steps.pop(); ok; s, ok = b.steps.pop() {
+	for s, ok := b.Steps.Pop(); ok; s, ok = b.Steps.Pop() {
 		f := <-ready // the finisher gives one back when the oldest step has ended
-		f.batch, f.step = s.batch, s.step
-		f.err = d.run(f)
+		f.batch, f.step = s.Batch, s.Step
+		if f.events, f.err = b.events.Take(f.batch.Iter); f.err == nil {
+			f.err = d.run(f)
+		}
 		queued <- f
 	}
 	close(queued)
@@ -243,20 +198,20 @@ func (b *Backend) finish(c *context, ready chan<- *flight, queued <-chan *flight
 }
 
 // copyAll is a copier's goroutine.
-func (b *Backend) copyAll(c *context, d *device, q *queue[copyJob], out bool) {
+func (b *Backend) copyAll(c *context, d *device, q *backend.Queue[backend.CopyJob], out bool) {
 	runtime.LockOSThread()
 	var k *copier
 	err := c.current()
 	if err == nil {
 		k, err = newCopier(c, d)
 	}
-	for j, ok := q.pop(); ok; j, ok = q.pop() {
-		j.copy.StartNS = b.now()
-		if j.copy.Err = err; err == nil {
-			j.copy.Err = k.run(j.regions, j.buf, out)
-		}
-		j.copy.EndNS = b.now()
-		j.copy.Finish()
+	for j, ok := q.Pop(); ok; j, ok = q.Pop() {
+		j.Run(b.now, func(regions []backend.Region, buf []byte) error {
+			if err != nil { // of opening the copier
+				return err
+			}
+			return k.run(regions, buf, out)
+		})
 	}
 	if k != nil {
 		err = k.close()

@@ -14,16 +14,15 @@ type stamper struct {
 	last  int64 // the latest stamp that was given: stamps of steps do not overlap
 }
 
-// stamps reads the three stamps of a step that was queued at sent and has just ended.
-func (c *stamper) stamps(raw []uint64, sent int64) backend.Stamps {
+// mark puts the three stamps of a step that was queued at sent and has just ended into its events.
+func (c *stamper) mark(events *backend.EventSet, raw []uint64, sent int64) {
 	seen := c.now()
-	at := func(i int) int64 {
-		ns, _, ok := c.clock.convert(int64(raw[i]))
+	for _, card := range raw {
+		ns, _, ok := c.clock.convert(int64(card))
 		if !ok {
 			ns = sent
 		}
 		c.last = max(c.last, min(max(ns, sent), seen))
-		return c.last
+		events.Mark(c.last)
 	}
-	return backend.Stamps{ForwardStartNS: at(0), ForwardEndNS: at(1), SampleEndNS: at(2)}
 }

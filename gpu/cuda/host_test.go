@@ -14,6 +14,7 @@ import (
 func TestStampsStayBetweenQueuingAndTheHostsSight(t *testing.T) {
 	var seen int64
 	var clock cardClock
+	var events backend.EventSets
 	c := &stamper{now: func() int64 { return seen }, clock: &clock}
 	const card = 1_000_000 // the card's clock is ahead
 	last := int64(0)
@@ -23,7 +24,12 @@ func TestStampsStayBetweenQueuingAndTheHostsSight(t *testing.T) {
 			clock.edge.add([]exchange{{ask: sent - 40, card: card + sent, answer: sent + 40}})
 		}
 		seen = sent + 80
-		s := c.stamps([]uint64{uint64(card + sent + 10), uint64(card + sent + 40), uint64(card + sent + 60)}, sent)
+		e, err := events.Take(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.mark(e, []uint64{uint64(card + sent + 10), uint64(card + sent + 40), uint64(card + sent + 60)}, sent)
+		s := e.Read()
 		if s.ForwardStartNS < max(sent, last) || s.ForwardEndNS < s.ForwardStartNS || s.SampleEndNS < s.ForwardEndNS || s.SampleEndNS > seen {
 			t.Fatalf("step %d, queued at %d and seen at %d, has %+v; the one before ended at %d", i, sent, seen, s, last)
 		}

@@ -40,13 +40,13 @@ func (b *Backend) Attach(s backend.Shared) (backend.Attached, error) {
 		return nil, err
 	}
 	a, opened := &attached{b: b, from: s}, make(chan error, 1)
-	if !b.pulls.push(func(i *importer, err error) {
+	if !b.pulls.Push(func(i *importer, err error) {
 		if err == nil {
 			a.at, err = i.openShared(s.Handle)
 		}
 		opened <- err
 	}) {
-		return nil, ErrClosed
+		return nil, backend.ErrClosed
 	}
 	if err := <-opened; err != nil {
 		return nil, fmt.Errorf("open the KV of another process on card %s: %w", s.Card, err)
@@ -79,7 +79,7 @@ type attached struct {
 // Pull implements backend.Attached.
 func (a *attached) Pull(p backend.Pull) *backend.Copy {
 	c := backend.NewCopy()
-	if !a.b.pulls.push(func(i *importer, err error) {
+	if !a.b.pulls.Push(func(i *importer, err error) {
 		c.StartNS = a.b.now()
 		if c.Err = err; err == nil {
 			c.Err = i.pull(a, p)
@@ -87,7 +87,7 @@ func (a *attached) Pull(p backend.Pull) *backend.Copy {
 		c.EndNS = a.b.now()
 		c.Finish()
 	}) {
-		c.Err = ErrClosed
+		c.Err = backend.ErrClosed
 		c.Finish()
 	}
 	return c
@@ -96,7 +96,7 @@ func (a *attached) Pull(p backend.Pull) *backend.Copy {
 // Close implements backend.Attached.
 func (a *attached) Close() error {
 	closed := make(chan error, 1)
-	if !a.b.pulls.push(func(i *importer, err error) {
+	if !a.b.pulls.Push(func(i *importer, err error) {
 		if err == nil {
 			err = i.do("cuIpcCloseMemHandle", uintptr(a.at))
 		}
@@ -127,7 +127,7 @@ func (b *Backend) pullAll(c *context, d *device) {
 			i = &importer{launcher: newLauncher(s, d.kernels), info: d.info, kv: d.kv}
 		}
 	}
-	for job, ok := b.pulls.pop(); ok; job, ok = b.pulls.pop() {
+	for job, ok := b.pulls.Pop(); ok; job, ok = b.pulls.Pop() {
 		job(i, err)
 	}
 	if i != nil {

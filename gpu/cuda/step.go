@@ -9,8 +9,8 @@ import (
 	"meridian.internal/shared/infer"
 )
 
-// flights is how many steps may be queued on the card. Each has a set of three events, so that there are two sets in turn;
-// the launcher gets one back when the finisher has read it.
+// flights is how many steps may be queued on the card, one for each of backend.EventSets: the launcher gets one back when
+// the finisher has read its events.
 const flights = 2
 
 // flight is a step on the card. The launcher fills it, then the finisher owns it until it gives it back.
@@ -23,7 +23,8 @@ type flight struct {
 	results pinned
 	lps     pinned
 	hidden  pinned
-	marks   [3]event // forward start, forward end, sample end
+	marks   [3]event          // forward start, forward end, sample end
+	events  *backend.EventSet // their times, once they have come to pass; nil: the step has none
 	done    event
 	layers  []event // recorded when KV of the layer is written; used ones come first
 	used    int
@@ -189,36 +190,42 @@ func (d *device) fetch(f *flight) error {
 
 // finish waits for a step and publishes it. It runs on the finisher's thread.
 func (f *flight) finish(info backend.Info, clock *stamper) {
-	s, done := f.step, f.batch.LayerDone
-	defer s.Finish()
-	if f.err != nil {
-		s.Err = f.err
-		return
+	defer f.step.Finish()
+	if f.step.Err = f.err; f.err == nil {
+		if err := f.await(info, clock); err != nil {
+			f.step.Err = fmt.Errorf("step %d: %w", f.step.Iter, err)
+		}
 	}
+	if f.events != nil { // also of a step that failed: else nobody may use the set again
+		f.step.Stamps = f.events.Read()
+	}
+}
+
+// await waits for a step that was queued and takes in its results.
+func (f *flight) await(info backend.Info, clock *stamper) error {
+	s, done := f.step, f.batch.LayerDone
 	for i := range f.used {
 		if err := f.waitEvent(f.layers[i]); err != nil {
-			s.Err = fmt.Errorf("step %d: %w", s.Iter, err)
-			return
+			return err
 		}
 		done(info.Stage.First + i + 1)
 	}
 	if err := f.waitEvent(f.done); err != nil {
-		s.Err = fmt.Errorf("step %d: %w", s.Iter, err)
-		return
+		return err
 	}
 	if done != nil && f.used == 0 {
 		done(info.Stage.End)
 	}
 	raw := words[uint64](f.results.bytes()[:24])
-	s.Stamps = clock.stamps(raw, f.sentNS)
+	clock.mark(f.events, raw, f.sentNS)
 	if err := f.compare(raw, clock.clock); err != nil {
-		s.Err = fmt.Errorf("step %d: %w", s.Iter, err)
-		return
+		return err
 	}
 	if info.Stage.End < info.Layers {
 		s.Hidden = append([]float32(nil), words[float32](f.hidden.bytes())[:f.desc.rows*info.Hidden]...)
 	}
 	s.Outputs = f.outputs(info.Stage.End == info.Layers)
+	return nil
 }
 
 // compare holds the step's events against its stamps.

@@ -30,13 +30,9 @@ func newRunner(d *Device) *runner {
 }
 
 func (r *runner) run() {
-	for {
-		j, ok := r.steps.take()
-		if !ok {
-			return
-		}
-		r.step(j.batch, j.step)
-		j.step.Finish()
+	for s, ok := r.Steps.Pop(); ok; s, ok = r.Steps.Pop() {
+		r.step(s.Batch, s.Step)
+		s.Step.Finish()
 	}
 }
 

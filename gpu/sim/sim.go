@@ -91,19 +91,13 @@ func (c *Config) validate() error {
 // hidden is the size of a hidden state: one 64-bit word, 16 bits an element, which float32 holds exactly.
 const hidden = 4
 
-// Device is the back end. Two goroutines work for it until Close: one owns the slots and runs the steps, one runs the
-// copies.
+// Device is the back end. Three goroutines work for it until Close: one owns the slots and runs the steps, two copy out
+// and in.
 type Device struct {
+	backend.Inbox
 	cfg    Config
 	memory memory
-	steps  queue[job]
-	copies queue[func()]
 	wg     sync.WaitGroup
-}
-
-type job struct {
-	batch *backend.Batch
-	step  *backend.Step
 }
 
 // New starts a device.
@@ -112,19 +106,10 @@ func New(cfg Config) (*Device, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	d := &Device{cfg: cfg, memory: newMemory(&cfg)}
-	d.steps.init()
-	d.copies.init()
+	d := &Device{Inbox: backend.NewInbox(), cfg: cfg, memory: newMemory(&cfg)}
 	d.wg.Go(func() { newRunner(d).run() })
-	d.wg.Go(func() {
-		for {
-			work, ok := d.copies.take()
-			if !ok {
-				return
-			}
-			work()
-		}
-	})
+	d.wg.Go(func() { d.copyAll(d.Out, d.memory.read) })
+	d.wg.Go(func() { d.copyAll(d.In, d.memory.write) })
 	return d, nil
 }
 
@@ -139,52 +124,27 @@ func (d *Device) Info() backend.Info {
 	}
 }
 
-// Submit queues a step.
-func (d *Device) Submit(b *backend.Batch) *backend.Step {
-	step := backend.NewStep(b.Iter)
-	if !d.steps.put(job{b, step}) {
-		step.Err = errClosed
-		step.Finish()
-	}
-	return step
-}
-
-// CopyOut queues a copy of KV into dst.
-func (d *Device) CopyOut(regions []backend.Region, dst []byte) *backend.Copy {
-	return d.queueCopy(regions, dst, d.memory.read)
-}
-
-// CopyIn queues a copy of src into KV.
-func (d *Device) CopyIn(regions []backend.Region, src []byte) *backend.Copy {
-	return d.queueCopy(regions, src, d.memory.write)
-}
-
-func (d *Device) queueCopy(regions []backend.Region, data []byte, move func(backend.Region, []byte) []byte) *backend.Copy {
-	c := backend.NewCopy()
-	work := func() {
-		defer c.Finish()
-		c.StartNS = d.cfg.Now()
-		if c.Err = d.memory.check(regions, len(data)); c.Err == nil {
+// copyAll makes the copies of one direction.
+func (d *Device) copyAll(q *backend.Queue[backend.CopyJob], move func(backend.Region, []byte) []byte) {
+	for j, ok := q.Pop(); ok; j, ok = q.Pop() {
+		j.Run(d.cfg.Now, func(regions []backend.Region, data []byte) error {
+			if err := d.memory.check(regions, len(data)); err != nil {
+				return err
+			}
 			if cost := time.Duration(d.cfg.Cost.CopyByte * float64(len(data))); cost > 0 {
 				d.cfg.Sleep(cost)
 			}
 			for _, r := range regions {
 				data = move(r, data)
 			}
-		}
-		c.EndNS = d.cfg.Now()
+			return nil
+		})
 	}
-	if !d.copies.put(work) {
-		c.Err = errClosed
-		c.Finish()
-	}
-	return c
 }
 
 // Close runs what is queued, then ends the device's goroutines.
 func (d *Device) Close() error {
-	d.steps.close()
-	d.copies.close()
+	d.End()
 	d.wg.Wait()
 	return nil
 }
