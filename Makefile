@@ -6,7 +6,7 @@ FUZZTIME ?= 10s
 ARGS     ?=
 
 COMMANDS := ./router/cmd/router ./router/cmd/timeline ./ctxnode/cmd/ctxnode ./gennode/cmd/gennode \
-            ./clocksync/cmd/clocksync ./e2e/cmd/localcluster ./e2e/cmd/loadgen
+            ./clocksync/cmd/clocksync ./e2e/cmd/localcluster ./e2e/cmd/loadgen ./e2e/cmd/tailbench ./gpu/cmd/randmodel
 # Packages whose tests run under the race detector: those in which goroutines meet.
 RACE     := ./shared/... ./clocksync/service/... ./clocksync/track/... ./clocksync/respond/... ./clocksync/probe/... \
             ./clocksync/kernel/... ./clocksync/estimate/... ./clocksync/utc/... ./gpu/engine/... ./gpu/kvwire/... ./gpu/kv/... ./gpu/sched/... ./gpu/sim/... \
@@ -16,7 +16,7 @@ RACE     := ./shared/... ./clocksync/service/... ./clocksync/track/... ./clocksy
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race lint fmt standalone fuzz bench bench-router bench-openblas clock-truth clock-soak demo verify e2e images build-cuda images-cuda test-gpu bench-gpu golden chaos soak overload faults clean bench-accounting
+.PHONY: help build test race lint fmt standalone fuzz bench bench-router bench-openblas clock-truth clock-soak demo verify e2e images build-cuda images-cuda test-gpu bench-gpu two-gpus bench-tail golden chaos soak overload faults clean bench-accounting
 
 help: ## Say what the targets do
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk 'BEGIN {FS = ":.*## "} {printf "  make %-14s %s\n", $$1, $$2}'
@@ -116,6 +116,15 @@ test-gpu: ## Run the tests of the CUDA back end (skipped with the reason where t
 
 bench-gpu: ## Print the table of times on the card, against floors, goals and (MERIDIAN_TRANSFORMERS=python3) Hugging Face transformers
 	$(GO) test -tags cuda -run '^$$' -bench Table -benchtime 1x $(ARGS) ./gpu/cuda
+
+bench-tail: build ## Compare the tail with and without disaggregation on two simulated devices (2 min)
+	@$(BIN)/randmodel --shape small --out $(BIN)/small
+	$(BIN)/tailbench --model $(BIN)/small --device sim --streams 4 --output 128 --long 4096 --rounds 2 --out $(BIN)/tail \
+	  --node-flag=--sim-step=10ms --node-flag=--sim-prefill-token=25us --node-flag=--sim-decode=20us --node-flag=--sim-shallow --node-flag=--kv-memory=1GiB $(ARGS)
+
+two-gpus: build build-cuda ## Measure hand-over and tail on two GPUs of one host (10 min); figures in docs/results/two-gpus
+	CGO_ENABLED=0 $(GO) test -c -trimpath -tags cuda -o $(BIN)/cuda.test ./gpu/cuda
+	e2e/two-gpus.sh $(ARGS)
 
 clean: ## Remove what was built
 	rm -rf $(BIN)

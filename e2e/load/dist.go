@@ -63,3 +63,6 @@ func (d Dist) Draw(r *rand.Rand) int {
 	}
 	return int(min(max(math.Round(v), 1), maxLength))
 }
+
+// Constant is the distribution of one length.
+func Constant(n int) Dist { return Dist{kind: "const", a: float64(n)} }

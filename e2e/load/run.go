@@ -30,6 +30,8 @@ type Plan struct {
 	Temperature float64
 	Seed        uint64
 	Timeout     time.Duration // of one request; 0: none
+	// Each gets every answer, also what had come of one that failed, from the goroutine that read it; nil: nobody does.
+	Each func(*client.Result)
 }
 
 // firstID keeps special tokens, which have the lowest ids, out of prompts.
@@ -123,6 +125,9 @@ func Run(ctx context.Context, p Plan, progress io.Writer) (Summary, error) {
 			defer func() { <-free }()
 			res, err := one(ctx, c, p, r)
 			t.end(res, err)
+			if p.Each != nil {
+				p.Each(res)
+			}
 		})
 	}
 	wg.Wait()

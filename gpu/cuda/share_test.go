@@ -29,6 +29,7 @@ import (
 // lending is what the process that lends its KV is told.
 type lending struct {
 	Config        string
+	GPU           int // of the lender; the borrower has card 0
 	Block, Tokens int
 	Chunk         int // tokens of a span
 	Deterministic bool
@@ -102,7 +103,7 @@ func lend(job string) error {
 	if err != nil {
 		return err
 	}
-	b, err := New(m, Options{TokensPerBlock: l.Block, KVBlocks: (l.Tokens + l.Block - 1) / l.Block, Deterministic: l.Deterministic, CacheDir: l.CacheDir, Now: now})
+	b, err := New(m, Options{GPU: l.GPU, TokensPerBlock: l.Block, KVBlocks: (l.Tokens + l.Block - 1) / l.Block, Deterministic: l.Deterministic, CacheDir: l.CacheDir, Now: now})
 	if err != nil {
 		return err
 	}
@@ -126,6 +127,9 @@ func lend(job string) error {
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(ctx, ln) }()
 	fmt.Println(ln.Addr())
+	if err := json.NewEncoder(os.Stdout).Encode(shared); err != nil {
+		return err
+	}
 	for in, id := bufio.NewScanner(os.Stdin), int64(0); in.Scan(); id++ { // a line asks for an offer
 		p := &prompt{b: b, blocks: scattered(b.info.KVBlocks)}
 		for at := 0; at < l.Tokens; at += l.Chunk {
@@ -147,6 +151,7 @@ type borrower struct {
 	*Backend
 	blocks []int32
 	addr   string
+	lent   backend.Shared
 	ask    func() // for one more offer
 	next   int64
 }
@@ -225,6 +230,12 @@ func borrow(tb testing.TB, l lending, block int) *borrower {
 		tb.Fatal("the lender does not begin")
 	}
 	b.addr = lines.Text()
+	if !lines.Scan() {
+		tb.Fatal("the lender does not say what it lends")
+	}
+	if err := json.Unmarshal(lines.Bytes(), &b.lent); err != nil {
+		tb.Fatal(err)
+	}
 	b.ask = func() {
 		if _, err := fmt.Fprintln(in); err != nil || !lines.Scan() {
 			tb.Fatalf("the lender has ended: %v", err)
@@ -323,26 +334,67 @@ func TestPullsBeyondEitherSideAreRefused(t *testing.T) {
 	}
 }
 
-// BenchmarkHandOver moves the KV of 8,192 tokens of the 1.24 B shape, in spans of 2,048, in place and by TCP.
+// BenchmarkHandOver moves the KV of 8,192 tokens of the 1.24 B shape, in spans of 2,048: by the driver's plain copy, in place
+// and by TCP; from a process on the same card, and from one on the next card where there is one.
 func BenchmarkHandOver(b *testing.B) {
 	const tokens = 8192
-	r := borrow(b, lending{Config: bench1B, Block: 32, Tokens: tokens, Chunk: 2048}, 32)
-	for _, inPlace := range []bool{true, false} {
-		b.Run(map[bool]string{true: "in place", false: "TCP"}[inPlace], func(b *testing.B) {
-			c := r.client(inPlace)
-			defer c.Close()
-			r.fetch(b, c, 0, tokens)
-			var wire, whole []float64
-			for b.Loop() {
-				got := r.fetch(b, c, 0, tokens)
-				wire = append(wire, float64(got.WireNS)/1e6)
-				whole = append(whole, float64(got.InstalledNS-got.RequestedNS)/1e6)
-				b.SetBytes(got.Bytes)
+	for gpu, cards := range []string{"one card", "two cards"} {
+		b.Run(cards, func(b *testing.B) {
+			if c, err := openContext(gpu); err != nil {
+				b.Skipf("card %d: %v", gpu, err)
+			} else if err := c.close(); err != nil {
+				b.Fatal(err)
 			}
-			slices.Sort(wire)
-			slices.Sort(whole)
-			b.ReportMetric(wire[len(wire)/2], "wire-ms")
-			b.ReportMetric(whole[len(whole)/2], "asked-to-installed-ms")
+			r := borrow(b, lending{Config: bench1B, GPU: gpu, Block: 32, Tokens: tokens, Chunk: 2048}, 32)
+			b.Run("copy", func(b *testing.B) { r.plain(b) })
+			for _, inPlace := range []bool{true, false} {
+				b.Run(map[bool]string{true: "in place", false: "TCP"}[inPlace], func(b *testing.B) {
+					c := r.client(inPlace)
+					defer c.Close()
+					r.fetch(b, c, 0, tokens)
+					var wire, whole []float64
+					for b.Loop() {
+						got := r.fetch(b, c, 0, tokens)
+						wire = append(wire, float64(got.WireNS)/1e6)
+						whole = append(whole, float64(got.InstalledNS-got.RequestedNS)/1e6)
+						b.SetBytes(got.Bytes)
+					}
+					b.ReportMetric(median(wire), "wire-ms")
+					b.ReportMetric(median(whole), "asked-to-installed-ms")
+				})
+			}
 		})
 	}
+}
+
+// plain measures what the link gives: one copy of all lent bytes by the driver.
+func (r *borrower) plain(b *testing.B) {
+	l, err := openLibrary([]string{"libcuda.so.1"}, []string{"cuMemcpyDtoDAsync_v2"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	a, err := r.Attach(r.lent)
+	if err != nil {
+		b.Skipf("the KV of the lender cannot be opened here: %v", err)
+	}
+	defer a.Close()
+	bytes := r.info.KVBytes(0, r.info.Layers) * r.info.TokensPerBlock * min(r.info.KVBlocks, r.lent.KVBlocks)
+	b.SetBytes(int64(bytes))
+	var wire []float64
+	for b.Loop() {
+		took := make(chan time.Duration, 1)
+		failed := make(chan error, 1)
+		if !r.pulls.push(func(i *importer, err error) {
+			start := now()
+			failed <- firstOf(err, status("cuMemcpyDtoDAsync_v2", l.call("cuMemcpyDtoDAsync_v2", uintptr(i.kv), uintptr(a.(*attached).at), uintptr(bytes), i.handle)), i.wait())
+			took <- time.Duration(now() - start)
+		}) {
+			b.Fatal(ErrClosed)
+		}
+		if err := <-failed; err != nil {
+			b.Fatal(err)
+		}
+		wire = append(wire, float64((<-took).Nanoseconds())/1e6)
+	}
+	b.ReportMetric(median(wire), "wire-ms")
 }
