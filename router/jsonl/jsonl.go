@@ -130,8 +130,10 @@ func (w *Writer) rotate(n int) error {
 		case err != nil:
 			return fmt.Errorf("open file of lines: %w", err)
 		}
-		// The lock tells Repair of another process that this file is being written.
-		syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		// The lock tells others that this file is being written. Who holds it now has found the file empty, and lets go of it.
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+			w.o.Logger.Warn("file of lines cannot be locked", "file", path, "error", err)
+		}
 		w.f, w.path, w.size, w.since = f, path, 0, w.o.Now()
 		return nil
 	}

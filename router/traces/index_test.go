@@ -199,3 +199,16 @@ func BenchmarkLookup(b *testing.B) {
 		}
 	}
 }
+
+func TestAFileThatItsWriterHasJustMadeIsLeftAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "timeline-h-1-x-00000.jsonl")
+	if err := os.WriteFile(path, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := Seal(path, true); err != nil {
+		t.Fatal(err)
+	}
+	if found, _ := filepath.Glob(path + "*"); len(found) != 1 || found[0] != path {
+		t.Errorf("%v: its writer goes on in a file that is gone", found)
+	}
+}

@@ -26,6 +26,9 @@ func Seal(path string, compress bool) error {
 	if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
 		return nil
 	}
+	if info, err := lock.Stat(); err != nil || info.Size() == 0 {
+		return err // empty: its writer has made it and is about to lock it
+	}
 	if err := indexed(path); err == nil && (!compress || strings.HasSuffix(path, jsonl.Packed)) {
 		return nil
 	}
