@@ -67,6 +67,9 @@ func (d *decision) record(policy, reason string) phase.Decision {
 
 func (d *decision) pair() phase.Decision {
 	ctx, gen := d.policies[place.Prefill], d.policies[place.Decode]
+	if ctx == gen {
+		return d.record(string(ctx), fmt.Sprintf("%s among %d ctx, %d gen", ctx, d.looked[place.Prefill], d.looked[place.Decode]))
+	}
 	return d.record(string(ctx+"/"+gen), fmt.Sprintf("%s among %d ctx, %s among %d gen", ctx, d.looked[place.Prefill], gen, d.looked[place.Decode]))
 }
 

@@ -24,6 +24,7 @@ type Line struct {
 	Model           string         `json:"model"`
 	Style           string         `json:"style"`
 	Traceparent     string         `json:"traceparent,omitempty"`
+	DisaggRequestID int64          `json:"disagg_request_id,string,omitempty"` // of the first phase
 	Reference       clock.ID       `json:"reference"`
 	StartNS         int64          `json:"start_ns"`
 	WallNS          int64          `json:"wall_ns,omitempty"` // UTC of StartNS, from the router's wall clock; absent: not known
@@ -108,8 +109,7 @@ type Phase struct {
 	Attempt      int             `json:"attempt"`
 	Disagg       int64           `json:"disagg_request_id,string,omitempty"`
 	Clock        PhaseClock      `json:"clock"`
-	RawStartNS   int64           `json:"raw_start_ns"` // raw stamps in JSON are ns after it
-	Stamps       []Stamp         `json:"stamps"`       // an object: name -> [raw - raw_start_ns, converted]; converted is null without alignment
+	Stamps       []Stamp         `json:"stamps_ns"`
 	Tokens       phase.Tokens    `json:"tokens"`
 	KV           *infer.KVCounts `json:"kv,omitempty"`
 	Transfer     []Stamp         `json:"transfer,omitempty"`
@@ -117,7 +117,7 @@ type Phase struct {
 	Bytes        int64           `json:"bytes,omitempty"`
 	Chunks       *Columns        `json:"chunks,omitempty"`
 	Steps        *Columns        `json:"steps,omitempty"`
-	StepMessages int             `json:"step_messages,omitempty"` // announced by the record
+	StepMessages int             `json:"step_messages,omitempty"` // announced by the record, and not here
 	Truncated    int64           `json:"truncated,omitempty"`     // steps that the node did not keep
 	Iters        *phase.Iters    `json:"iters,omitempty"`
 	Preemptions  int             `json:"preemptions,omitempty"`
@@ -132,7 +132,7 @@ type PhaseClock struct {
 	State    string   `json:"state"`     // of the estimate; "none": not aligned
 	OffsetNS *int64   `json:"offset_ns"` // at AtNS
 	SkewPPB  int64    `json:"skew_ppb"`
-	AtNS     int64    `json:"at_ns"`
+	AtNS     int64    `json:"at_ns"`    // 0 where skew is: then it says nothing
 	BoundNS  *int64   `json:"bound_ns"` // largest over the stamps of the phase
 	Via      string   `json:"via,omitempty"`
 }

@@ -238,13 +238,10 @@ func (m *merger) fillPhases() {
 		p := Phase{
 			Role: r.Role, Node: r.Node, Sub: r.Sub, Attempt: r.Attempt, Disagg: r.DisaggRequestID, Tokens: r.Tokens, KV: r.KV,
 			Iters: r.Iters, Preemptions: r.Preemptions, PreemptedNS: r.PreemptedNS, PushedNS: r.PushedOffsetNS, EnergyJ: r.EnergyJ,
-			StepMessages: r.StepMessages, Stamps: make([]Stamp, 0, 12),
+			Stamps: make([]Stamp, 0, 14),
 		}
 		for _, f := range r.Stamps.All() {
 			p.Stamps = s.appendStamp(p.Stamps, f.Name, *f.NS)
-		}
-		if len(p.Stamps) > 0 {
-			p.RawStartNS = p.Stamps[0].Raw
 		}
 		if t := r.Transfer; t != nil {
 			p.Peer, p.Bytes = t.Peer, t.Bytes
@@ -256,10 +253,13 @@ func (m *merger) fillPhases() {
 		p.Chunks, p.Steps = s.chunkColumns(), s.stepColumns()
 		if s.Steps != nil {
 			p.Truncated = s.Steps.Truncated
+		} else {
+			p.StepMessages = r.StepMessages
 		}
 		p.Clock = s.phaseClock()
 		m.line.Phases = append(m.line.Phases, p)
 	}
+	m.line.DisaggRequestID = m.line.Phases[0].Disagg
 }
 
 func (s *source) appendStamp(list []Stamp, name string, ns *int64) []Stamp {
@@ -277,7 +277,10 @@ func (s *source) phaseClock() PhaseClock {
 	c := PhaseClock{ID: s.clock.ID, State: stateNone}
 	if s.ok {
 		off, bound := s.est.OffsetNS, s.bound
-		c.State, c.OffsetNS, c.SkewPPB, c.AtNS, c.BoundNS, c.Via = s.est.State, &off, s.est.SkewPPB, s.est.AtNS, &bound, s.est.Via
+		c.State, c.OffsetNS, c.SkewPPB, c.BoundNS, c.Via = s.est.State, &off, s.est.SkewPPB, &bound, s.est.Via
+		if c.SkewPPB != 0 {
+			c.AtNS = s.est.AtNS
+		}
 	}
 	return c
 }

@@ -26,6 +26,7 @@ func ParseSpans(b []byte) (*Line, error) { return parse(b, false) }
 
 func parse(b []byte, phases bool) (*Line, error) {
 	l := new(Line)
+	var spans spanColumns
 	r := jsonline.NewReader(string(b))
 	if r.Object() {
 		for key, ok := r.Key(); ok; key, ok = r.Key() {
@@ -34,6 +35,8 @@ func parse(b []byte, phases bool) (*Line, error) {
 				l.Phases = parseList(r, parsePhase)
 			case key == "phases":
 				r.Pass()
+			case key == "spans":
+				l.Spans = spans.parse(r)
 			case !parseHead(r, key, l) && !parseNumbers(r, key, l) && !parseLists(r, key, l):
 				r.Skip()
 			}
@@ -44,6 +47,9 @@ func parse(b []byte, phases bool) (*Line, error) {
 	}
 	if l.Schema != Schema {
 		return nil, fmt.Errorf("%w %q: want %q", ErrSchema, l.Schema, Schema)
+	}
+	if err := errors.Join(spans.place(l), l.restore()); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrBadLine, err)
 	}
 	return l, nil
 }
@@ -88,6 +94,8 @@ func parseNumbers(r *jsonline.Reader, key string, l *Line) bool {
 	switch key {
 	case "start_ns":
 		l.StartNS = r.Int()
+	case "disagg_request_id":
+		l.DisaggRequestID = r.IntString()
 	case "wall_ns":
 		l.WallNS = r.Int()
 	case "ttft_ns":
@@ -120,14 +128,12 @@ func parseLists(r *jsonline.Reader, key string, l *Line) bool {
 		l.Handover = parseHandover(r)
 	case "decode":
 		l.Decode = parseDecode(r)
-	case "spans":
-		l.Spans = parseList(r, parseSpan)
 	case "attempts":
 		l.Attempts = parseList(r, parseAttempt)
 	case "resumes":
 		l.Resumes = phase.ParseResumes(r)
 	case "decision":
-		l.Decision = phase.ParseDecision(r)
+		l.Decision = parseDecision(r)
 	default:
 		return false
 	}
@@ -144,29 +150,6 @@ func parseList[T any](r *jsonline.Reader, item func(*jsonline.Reader) T) []T {
 		list = append(list, item(r))
 	}
 	return list
-}
-
-func parseSpan(r *jsonline.Reader) (s Span) {
-	if !r.Object() {
-		return s
-	}
-	for key, ok := r.Key(); ok; key, ok = r.Key() {
-		switch key {
-		case "name":
-			s.Name = r.String()
-		case "node":
-			s.Node = r.String()
-		case "start_ns":
-			s.StartNS = r.Int()
-		case "dur_ns":
-			s.DurNS = r.Int()
-		case "bound_ns":
-			s.BoundNS = r.Int()
-		default:
-			r.Skip()
-		}
-	}
-	return s
 }
 
 func parseViolation(r *jsonline.Reader) (v Violation) {
@@ -242,8 +225,6 @@ func parseHandover(r *jsonline.Reader) *Handover {
 			h.DurNS = r.IntPtr()
 		case "hidden_ns":
 			h.HiddenNS = r.IntPtr()
-		case "visible_ns":
-			h.VisibleNS = r.IntPtr()
 		case "wire_ns":
 			h.WireNS = r.Int()
 		case "install_ns":
@@ -258,7 +239,16 @@ func parseHandover(r *jsonline.Reader) *Handover {
 			r.Skip()
 		}
 	}
+	h.VisibleNS = visible(h)
 	return h
+}
+
+func visible(h *Handover) *int64 {
+	if h.DurNS == nil || h.HiddenNS == nil {
+		return nil
+	}
+	v := *h.DurNS - *h.HiddenNS
+	return &v
 }
 
 func parseDecode(r *jsonline.Reader) *Decode {

@@ -73,11 +73,12 @@ func (l *Line) transfer(p *Phase) *phase.Transfer {
 	return t
 }
 
-// chunks come back on the phase's own clock: the offset is taken off again.
+// chunks come back on the phase's own clock.
 func (l *Line) chunks(p *Phase) []infer.Chunk {
 	c := p.Chunks
 	starts := c.Column("forward_start_ns")
 	out := make([]infer.Chunk, len(starts))
+	back := converter{&p.Clock, l.StartNS}
 	raw := func(name string, i int) int64 {
 		v := c.Column(name)
 		if i >= len(v) {
@@ -86,7 +87,7 @@ func (l *Line) chunks(p *Phase) []infer.Chunk {
 		if p.Clock.OffsetNS == nil {
 			return v[i]
 		}
-		return v[i] + l.StartNS - *p.Clock.OffsetNS
+		return back.raw(v[i])
 	}
 	plain := func(name string, i int) int64 {
 		if v := c.Column(name); i < len(v) {

@@ -1,8 +1,6 @@
 package timeline
 
 import (
-	"strconv"
-
 	"meridian.internal/shared/jsonline"
 	"meridian.internal/shared/phase"
 )
@@ -36,31 +34,20 @@ func Append(dst []byte, l *Line) []byte {
 		w.Close('}')
 	}
 	w.OptStr("critical_span", l.CriticalSpan)
-	w.OpenKey("spans", '[')
-	for i := range l.Spans {
-		s := &l.Spans[i]
-		w.Open('{')
-		w.Str("name", s.Name)
-		w.Str("node", s.Node)
-		w.Int("start_ns", s.StartNS)
-		w.Int("dur_ns", s.DurNS)
-		w.OptInt("bound_ns", s.BoundNS)
-		w.Close('}')
-	}
-	w.Close(']')
 	w.OpenKey("attempts", '[')
 	for i := range l.Attempts {
 		appendAttempt(&w, &l.Attempts[i])
 	}
 	w.Close(']')
+	appendSpans(&w, l)
 	phase.AppendResumes(&w, l.Resumes)
 	w.OpenKey("phases", '[')
 	for i := range l.Phases {
-		appendPhase(&w, &l.Phases[i])
+		appendPhase(&w, l, &l.Phases[i])
 	}
 	w.Close(']')
 	if l.Decision != nil {
-		phase.AppendDecision(&w, l.Decision)
+		appendDecision(&w, l.Decision)
 	}
 	w.Close('}')
 	return w.B
@@ -77,6 +64,9 @@ func appendHead(w *jsonline.Writer, l *Line) {
 	w.Str("model", l.Model)
 	w.Str("style", l.Style)
 	w.OptStr("traceparent", l.Traceparent)
+	if l.DisaggRequestID != 0 {
+		appendID(w, l.DisaggRequestID)
+	}
 	w.Str("reference", string(l.Reference))
 	w.Int("start_ns", l.StartNS)
 	w.OptInt("wall_ns", l.WallNS)
@@ -133,7 +123,6 @@ func appendHandover(w *jsonline.Writer, h *Handover) {
 	w.Int("tokens_held", int64(h.TokensHeld))
 	w.NullInt("dur_ns", h.DurNS)
 	w.NullInt("hidden_ns", h.HiddenNS)
-	w.NullInt("visible_ns", h.VisibleNS)
 	w.Int("wire_ns", h.WireNS)
 	w.Int("install_ns", h.InstallNS)
 	w.PtrInt("open_ns", h.OpenNS)
@@ -146,77 +135,12 @@ func appendAttempt(w *jsonline.Writer, a *Attempt) {
 	w.Open('{')
 	w.Str("role", string(a.Role))
 	w.Str("node", a.Node)
-	w.Int("sub", int64(a.Sub))
-	w.Int("attempt", int64(a.Attempt))
+	w.OptInt("sub", int64(a.Sub))
+	w.OptInt("attempt", int64(a.Attempt))
 	w.Str("outcome", string(a.Outcome))
 	appendError(w, a.Error)
 	w.OptInt("given", int64(a.Given))
 	w.PtrInt("released_ns", a.ReleasedNS)
-	w.Close('}')
-}
-
-func appendPhase(w *jsonline.Writer, p *Phase) {
-	w.Open('{')
-	w.Str("role", string(p.Role))
-	w.Str("node", p.Node)
-	w.OptInt("sub", int64(p.Sub))
-	w.OptInt("attempt", int64(p.Attempt))
-	if p.Disagg != 0 {
-		w.Key("disagg_request_id")
-		w.B = append(strconv.AppendInt(append(w.B, '"'), p.Disagg, 10), '"')
-	}
-	w.OpenKey("clock", '{')
-	w.Str("id", string(p.Clock.ID))
-	w.Str("state", p.Clock.State)
-	w.NullInt("offset_ns", p.Clock.OffsetNS)
-	w.OptInt("skew_ppb", p.Clock.SkewPPB)
-	w.OptInt("at_ns", p.Clock.AtNS)
-	w.NullInt("bound_ns", p.Clock.BoundNS)
-	w.OptStr("via", p.Clock.Via)
-	w.Close('}')
-	w.Int("raw_start_ns", p.RawStartNS)
-	appendPairs(w, "stamps", p.Stamps, p.RawStartNS)
-	appendTokens(w, p.Tokens)
-	if p.KV != nil {
-		phase.AppendKV(w, p.KV)
-	}
-	if len(p.Transfer) > 0 {
-		appendPairs(w, "transfer", p.Transfer, p.RawStartNS)
-	}
-	w.OptStr("peer", p.Peer)
-	w.OptInt("bytes", p.Bytes)
-	appendColumns(w, "chunks", p.Chunks)
-	appendColumns(w, "steps", p.Steps)
-	w.OptInt("step_messages", int64(p.StepMessages))
-	w.OptInt("truncated", p.Truncated)
-	if p.Iters != nil {
-		w.OpenKey("iters", '[')
-		w.ItemInt(p.Iters.First)
-		w.ItemInt(p.Iters.Last)
-		w.Close(']')
-	}
-	w.OptInt("preemptions", int64(p.Preemptions))
-	w.OptInt("preempted_ns", p.PreemptedNS)
-	w.PtrInt("pushed_offset_ns", p.PushedNS)
-	if p.EnergyJ != nil {
-		w.Float("energy_j", *p.EnergyJ)
-	}
-	w.Close('}')
-}
-
-// appendPairs writes stamps as name -> [raw - start, converted]; converted is null without alignment.
-func appendPairs(w *jsonline.Writer, key string, list []Stamp, start int64) {
-	w.OpenKey(key, '{')
-	for i := range list {
-		w.OpenKey(list[i].Name, '[')
-		w.ItemInt(list[i].Raw - start)
-		if ref := list[i].Ref; ref != nil {
-			w.ItemInt(*ref)
-		} else {
-			w.B = append(w.B, ",null"...)
-		}
-		w.Close(']')
-	}
 	w.Close('}')
 }
 

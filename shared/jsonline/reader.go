@@ -76,6 +76,9 @@ func (r *Reader) peek() byte {
 	return 0
 }
 
+// Next is the byte that the next value begins with, 0 at the end.
+func (r *Reader) Next() byte { return r.peek() }
+
 // Null consumes a null and says so.
 func (r *Reader) Null() bool {
 	if r.peek() == 'n' && strings.HasPrefix(r.s[r.i:], "null") {

@@ -94,28 +94,28 @@ type Stamps struct {
 	Clock int `json:"clock"`
 
 	// On every role.
-	ReceiveNS *int64 `json:"receive_ns,omitempty"` // request headers read
-	ParsedNS  *int64 `json:"parsed_ns,omitempty"`  // body read, validated and tokenized
-	EndNS     *int64 `json:"end_ns,omitempty"`     // last byte handed to the socket, or the attempt ended
-
-	// Router.
-	PlacedNS         *int64 `json:"placed_ns,omitempty"`       // the pair was chosen
-	GenPrepareNS     *int64 `json:"gen_prepare_ns,omitempty"`  // gen leg: the making of its body begins
-	GenDispatchNS    *int64 `json:"gen_dispatch_ns,omitempty"` // gen leg: before the write
-	GenHeadersNS     *int64 `json:"gen_headers_ns,omitempty"`  // gen leg: response headers read
-	CtxPrepareNS     *int64 `json:"ctx_prepare_ns,omitempty"`
-	CtxDispatchNS    *int64 `json:"ctx_dispatch_ns,omitempty"`
-	CtxDoneNS        *int64 `json:"ctx_done_ns,omitempty"`         // ctx leg: response read
+	ReceiveNS        *int64 `json:"receive_ns,omitempty"`          // request headers read
+	ParsedNS         *int64 `json:"parsed_ns,omitempty"`           // body read, validated and tokenized
+	AdmittedNS       *int64 `json:"admitted_ns,omitempty"`         // let in (router), slot and blocks reserved (gen), accepted by the engine (ctx)
 	FirstTokenNS     *int64 `json:"first_token_ns,omitempty"`      // router: first token read from the gen leg; node: sampled or taken over
 	FirstTokenSentNS *int64 `json:"first_token_sent_ns,omitempty"` // first token byte handed to the socket
 	LastTokenNS      *int64 `json:"last_token_ns,omitempty"`
+	EndNS            *int64 `json:"end_ns,omitempty"` // last byte handed to the socket, or the attempt ended
 
-	// Nodes; AdmittedNS also on the router, when it let the request in.
+	// Nodes.
 	StartedNS        *int64 `json:"started_ns,omitempty"`         // handed to the role's own code
-	AdmittedNS       *int64 `json:"admitted_ns,omitempty"`        // slot and blocks reserved (gen), request accepted by the engine (ctx)
-	HeadersSentNS    *int64 `json:"headers_sent_ns,omitempty"`    // before 200 is flushed
 	QueuedNS         *int64 `json:"queued_ns,omitempty"`          // handed to the engine's queue
 	FirstScheduledNS *int64 `json:"first_scheduled_ns,omitempty"` // first batch that held it was built
+	HeadersSentNS    *int64 `json:"headers_sent_ns,omitempty"`    // before 200 is flushed
+
+	// Router.
+	PlacedNS      *int64 `json:"placed_ns,omitempty"`       // the pair was chosen
+	GenPrepareNS  *int64 `json:"gen_prepare_ns,omitempty"`  // gen leg: the making of its body begins
+	GenDispatchNS *int64 `json:"gen_dispatch_ns,omitempty"` // gen leg: before the write
+	GenHeadersNS  *int64 `json:"gen_headers_ns,omitempty"`  // gen leg: response headers read
+	CtxPrepareNS  *int64 `json:"ctx_prepare_ns,omitempty"`
+	CtxDispatchNS *int64 `json:"ctx_dispatch_ns,omitempty"`
+	CtxDoneNS     *int64 `json:"ctx_done_ns,omitempty"` // ctx leg: response read
 }
 
 // Tokens counts tokens of an attempt.

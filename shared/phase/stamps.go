@@ -12,11 +12,10 @@ type Stamp struct {
 // All lists the stamps in the order of the type. A nil *NS means absent.
 func (s *Stamps) All() [StampCount]Stamp {
 	return [StampCount]Stamp{
-		{"receive_ns", &s.ReceiveNS}, {"parsed_ns", &s.ParsedNS}, {"end_ns", &s.EndNS},
+		{"receive_ns", &s.ReceiveNS}, {"parsed_ns", &s.ParsedNS}, {"admitted_ns", &s.AdmittedNS}, {"first_token_ns", &s.FirstTokenNS},
+		{"first_token_sent_ns", &s.FirstTokenSentNS}, {"last_token_ns", &s.LastTokenNS}, {"end_ns", &s.EndNS},
+		{"started_ns", &s.StartedNS}, {"queued_ns", &s.QueuedNS}, {"first_scheduled_ns", &s.FirstScheduledNS}, {"headers_sent_ns", &s.HeadersSentNS},
 		{"placed_ns", &s.PlacedNS}, {"gen_prepare_ns", &s.GenPrepareNS}, {"gen_dispatch_ns", &s.GenDispatchNS}, {"gen_headers_ns", &s.GenHeadersNS},
-		{"ctx_prepare_ns", &s.CtxPrepareNS}, {"ctx_dispatch_ns", &s.CtxDispatchNS}, {"ctx_done_ns", &s.CtxDoneNS}, {"first_token_ns", &s.FirstTokenNS},
-		{"first_token_sent_ns", &s.FirstTokenSentNS}, {"last_token_ns", &s.LastTokenNS},
-		{"started_ns", &s.StartedNS}, {"admitted_ns", &s.AdmittedNS}, {"headers_sent_ns", &s.HeadersSentNS}, {"queued_ns", &s.QueuedNS},
-		{"first_scheduled_ns", &s.FirstScheduledNS},
+		{"ctx_prepare_ns", &s.CtxPrepareNS}, {"ctx_dispatch_ns", &s.CtxDispatchNS}, {"ctx_done_ns", &s.CtxDoneNS},
 	}
 }

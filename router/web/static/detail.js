@@ -12,8 +12,19 @@ export function init() {
   $('legend').append(...KINDS.map((name, i) => { const s = el('span'); s.append(el('i', undefined, 'k' + i), name); return s; }), el('span', '── bound of the two clocks'));
 }
 
+// tiles turns the columns of a line's spans into objects: the node by its name, the start by the gaps before it.
+function tiles(l) {
+  const { name, node, gap_ns: gap, dur_ns: dur, bound_ns: bound } = l.spans, named = n => typeof n === 'string' ? n : n === 0 ? l.router : l.attempts[n - 1].node;
+  let end = 0;
+  return name.map((name, i) => {
+    const start_ns = end + gap[i];
+    end = start_ns + dur[i];
+    return { name, node: [node[i]].flat().map(named).join('>'), start_ns, dur_ns: dur[i], bound_ns: bound[i] };
+  });
+}
+
 export function show(l) {
-  line = l;
+  line = { ...l, spans: tiles(l) };
   roles = Object.fromEntries(l.attempts.map(a => [a.node, a.role]));
   $('title').textContent = l.client_request_id ? l.client_request_id + ' (' + l.request_id + ')' : l.request_id;
   const t = l.tokens;
@@ -85,15 +96,19 @@ function more() {
   if (d) {
     facts.push(['placement', d.policy + ': ' + d.reason + (d.matched_tokens != null ? ', ' + d.matched_tokens + ' prompt tokens in its cache' : '')
       + (d.local_ns != null ? '; prefill on ' + d.gen + ' would take ' + time(d.local_ns) + (d.remote_ns != null ? ', apart and handed over ' + time(d.remote_ns) : '') : '')]);
-    for (const c of d.candidates || []) facts.push(['candidate', [c.node, ...Object.entries(c).filter(([k, v]) => k !== 'node' && v != null).map(([k, v]) => k.endsWith('_ns') ? k.slice(0, -3).replaceAll('_', ' ') + ' ' + time(v) : k.replaceAll('_', ' ') + ' ' + v)].join(', ')]);
+    const { node = [], ...columns } = d.candidates || {};
+    for (const [i, name] of node.entries()) facts.push(['candidate', [name, ...Object.entries(columns).map(([k, v]) => [k, v[i]]).filter(([, v]) => v != null).map(([k, v]) => k.endsWith('_ns') ? k.slice(0, -3).replaceAll('_', ' ') + ' ' + time(v) : k.replaceAll('_', ' ') + ' ' + v)].join(', ')]);
   }
   if (l.decode) facts.push(['decode', l.decode.steps + ' steps: ' + time(l.decode.compute_ns) + ' forward, ' + time(l.decode.sample_ns) + ' sampling, ' + time(l.decode.wait_ns) + ' waiting' + (l.decode.preempted_ns ? ' (' + time(l.decode.preempted_ns) + ' preempted)' : '')]);
   for (const r of l.resumes || []) facts.push(['seam', 'the stream was cut after ' + r.tokens + ' tokens; try ' + (r.attempt + 1) + ' went on', 'bad']);
   for (const p of l.phases) {
-    if (p.kv) facts.push(['KV of ' + p.node, p.kv.alloc_new_blocks + ' blocks new, ' + p.kv.reused_blocks + ' reused, ' + p.kv.partial_blocks + ' partly, ' + p.kv.missed_blocks + ' missed']);
+    if (p.kv_blocks) {
+      const [, fresh, reused, partial, missed] = p.kv_blocks;
+      facts.push(['KV of ' + p.node, fresh + ' blocks new, ' + reused + ' reused, ' + partial + ' partly, ' + missed + ' missed']);
+    }
     if (p.preemptions) facts.push(['preempted', p.preemptions + ' times on ' + p.node + ', for ' + time(p.preempted_ns), 'bad']);
     if (p.energy_j != null) facts.push(['energy on ' + p.node, p.energy_j.toPrecision(3) + ' J']);
   }
-  for (const p of l.phases.slice(1)) facts.push(['clock of ' + p.node, p.clock.offset_ns == null ? 'not aligned' : 'offset ' + time(p.clock.offset_ns) + ' ± ' + time(p.clock.bound_ns) + ', ' + p.clock.state]);
+  for (const p of l.phases) if (p.clock) facts.push(['clock of ' + p.node, p.clock.offset_ns == null ? 'not aligned' : 'offset ' + time(p.clock.offset_ns) + ' ± ' + time(p.clock.bound_ns) + ', ' + p.clock.state]);
   $('more').replaceChildren(...facts.flatMap(([name, text, cls]) => [el('dt', name), el('dd', text, cls || '')]));
 }

@@ -1,0 +1,99 @@
+package timeline
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/phase"
+)
+
+// drifting are clocks that run fast and slow by what no quartz does, so that every rounding occurs.
+func drifting() Clocks {
+	exact := clocks()
+	return Clocks{Reference: routerID, Estimate: func(id clock.ID, ns int64) (clock.Estimate, bool) {
+		e, ok := exact.Estimate(id, ns)
+		e.SkewPPB, e.AtNS = map[clock.ID]int64{ctxID: 123_456_789, genID: -234_567_891}[id], ns-987_654_321
+		return e, ok
+	}}
+}
+
+// full has a different value in every field that a merge of ring does not set.
+func full() *Line {
+	l := Merge(withSteps(), clocks())
+	l.Amends, l.WallNS, l.Traceparent, l.Missing, l.Error = true, 5, "00-a-b-01", []string{"x"}, &phase.Error{Stage: "kv", Type: "t", Message: "m", Retryable: true}
+	l.Violations, l.CriticalSpan = []Violation{{"a", "b", 1, 2, 3, 4}}, "prefill"
+	l.Decode = &Decode{Steps: 1, ComputeNS: 2, SampleNS: 3, WaitNS: 4, PreemptedNS: 5}
+	one, two, three := int64(1), int64(2), int64(3)
+	l.Handover.OpenNS, l.Handover.AllocateNS, l.Handover.NotifyNS = &one, &two, &three
+	l.Attempts[0].Given, l.Attempts[1].ReleasedNS = 6, &three
+	l.Resumes = []phase.Resume{{Sub: 1, Attempt: 2, Tokens: 3, CutNS: 4, TokenNS: 5}}
+	l.Decision.MatchedTokens, l.Decision.LocalNS, l.Decision.RemoteNS = &one, &two, &three
+	l.Decision.Candidates = []phase.Candidate{
+		{Node: "ctx0", Score: 1.5, Running: 2, Waiting: 3, LoadAgeNS: &one, QueuedTokens: 4, Reserved: 5, MatchedTokens: &two}, {Node: "gen0"},
+	}
+	p := &l.Phases[0]
+	p.EnergyJ, p.PushedNS = new(float64), new(int64)
+	p.Sub, p.Attempt, p.Preemptions, p.PreemptedNS, p.StepMessages = 1, 2, 3, 4, 5
+	p.Iters, p.KV = &phase.Iters{First: 1, Last: 2}, &infer.KVCounts{AllocTotalBlocks: 1, AllocNewBlocks: 2, ReusedBlocks: 3, PartialBlocks: 4, MissedBlocks: 5}
+	return l
+}
+
+func TestALineSurvivesARoundTrip(t *testing.T) {
+	with := func(change func(l *Line)) *Line {
+		l := full()
+		change(l)
+		return l
+	}
+	cases := map[string]*Line{
+		"everything":         full(),
+		"drifting clocks":    Merge(withSteps(), drifting()),
+		"no clocks":          Merge(withSteps(), Clocks{}),
+		"a node of no leg":   with(func(l *Line) { l.Spans[3].Node, l.Spans[4].Node = "router0>elsewhere", "elsewhere" }),
+		"another id":         with(func(l *Line) { l.Phases[1].Disagg, l.Phases[2].Disagg = 77, 0 }),
+		"another peer":       with(func(l *Line) { l.Phases[2].Peer, l.Phases[2].Bytes = "third", 0 }),
+		"the peer as usual":  with(func(l *Line) { l.Phases[2].Peer = "ctx0" }),
+		"no peer":            with(func(l *Line) { l.Phases[2].Peer = "" }),
+		"a peer, no stamps":  with(func(l *Line) { l.Phases[1].Peer, l.Phases[1].Bytes = "gen0", 9 }),
+		"raw is not derived": with(func(l *Line) { l.Phases[1].Stamps[2].Raw += 3 }),
+		"steps as chunks":    with(func(l *Line) { l.Phases[1].Iters = &phase.Iters{First: 7, Last: 8} }),
+		"steps of its own":   with(func(l *Line) { l.Phases[1].Iters = &phase.Iters{First: 7, Last: 9} }),
+		"tokens of its own":  with(func(l *Line) { l.Phases[0].Tokens.Cached++ }),
+		"overlapping spans":  with(func(l *Line) { l.Spans[5].StartNS -= 7 }),
+		"nothing":            {Schema: Schema, Violations: []Violation{}, Spans: []Span{}, Attempts: []Attempt{}, Phases: []Phase{}},
+	}
+	for name, l := range cases {
+		got, err := Parse(Append(nil, l))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if !reflect.DeepEqual(got, l) {
+			t.Errorf("%s: %s\nwant\n%s", name, Append(nil, got), Append(nil, l))
+		}
+	}
+}
+
+func TestRawStampsFollowFromConvertedOnes(t *testing.T) {
+	text := string(Append(nil, Merge(withSteps(), drifting())))
+	if n := strings.Count(text, "[["); n > 2 || strings.Contains(text, "raw") {
+		t.Errorf("%d rows begin with a pair: %s", n, text)
+	}
+}
+
+func TestParseRefusesNodesThatAreNot(t *testing.T) {
+	for _, node := range []string{"1", "-1", "[0,3]", "[0]", "[0,1,2]", "true"} {
+		text := `{"schema":"meridian.timeline/1","spans":{"name":["x"],"node":[` + node + `]},"attempts":[]}`
+		if l, err := Parse([]byte(text)); err == nil {
+			t.Errorf("node %s is read as %q", node, l.Spans[0].Node)
+		}
+	}
+}
+
+func TestAConvertedStampNeedsAnOffset(t *testing.T) {
+	if _, err := Parse([]byte(`{"schema":"meridian.timeline/1","phases":[{"clock":{"state":"none","offset_ns":null},"stamps_ns":[5]}]}`)); err == nil {
+		t.Error("a stamp that cannot be told from its conversion was read")
+	}
+}

@@ -1,0 +1,73 @@
+package timeline
+
+import (
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/phase"
+)
+
+// stampNames is the order of the row stamps_ns: that of phase.Stamps. New ones go to its end.
+var stampNames = func() (names [phase.StampCount]string) {
+	for i, s := range new(phase.Stamps).All() {
+		names[i] = s.Name
+	}
+	return names
+}()
+
+// transferNames is the order of the row transfer_ns.
+var transferNames = [...]string{"requested_ns", "start_ns", "last_byte_ns", "installed_ns"}
+
+// is says whether c is the reference clock itself, which needs no conversion.
+func (c *PhaseClock) is(reference clock.ID) bool {
+	return c.ID == reference && c.State == clock.Identity && c.OffsetNS != nil && *c.OffsetNS == 0 && c.BoundNS != nil && *c.BoundNS == 0 &&
+		c.SkewPPB == 0 && c.AtNS == 0 && c.Via == ""
+}
+
+// converter turns converted stamps of a phase back into raw ones.
+type converter struct {
+	clock *PhaseClock
+	start int64 // StartNS of the line
+}
+
+// raw is the stamp whose conversion is ref; of two (where the clock runs fast, one in a million) the earlier.
+func (c converter) raw(ref int64) int64 {
+	if c.clock.OffsetNS == nil {
+		return 0
+	}
+	e := clock.Estimate{OffsetNS: *c.clock.OffsetNS, SkewPPB: c.clock.SkewPPB, AtNS: c.clock.AtNS}
+	at := ref + c.start
+	guess := at - e.OffsetNS
+	if e.SkewPPB == 0 {
+		return guess
+	}
+	guess = at - e.OffsetAt(guess-(e.OffsetAt(guess)-e.OffsetNS))
+	for _, raw := range [...]int64{guess - 1, guess, guess + 1} {
+		if raw+e.OffsetAt(raw) == at {
+			return raw
+		}
+	}
+	return guess
+}
+
+// transferOf is what a phase's hand-over is unless the phase says otherwise: with the other leg of its attempt, and of the
+// bytes of the line's.
+func (l *Line) transferOf(p *Phase) (peer string, bytes int64) {
+	for i := range l.Attempts {
+		if a := &l.Attempts[i]; a.Sub == p.Sub && a.Attempt == p.Attempt && a.Role != p.Role {
+			peer = a.Node
+			break
+		}
+	}
+	if l.Handover != nil {
+		bytes = l.Handover.Bytes
+	}
+	return peer, bytes
+}
+
+// itersOf are the steps of a phase unless it says otherwise: those of its chunks. nil: it has none.
+func itersOf(p *Phase) *phase.Iters {
+	c := p.Chunks.Column("iter")
+	if len(c) == 0 {
+		return nil
+	}
+	return &phase.Iters{First: c[0], Last: c[len(c)-1]}
+}
