@@ -65,9 +65,9 @@ func (r row) cells(samples map[string]map[string][]*sample) map[string]Cell {
 			values = append(values, v)
 			switch r.compare {
 			case toNaive:
-				v /= r.value(of["naive"][round])
+				v /= r.of(of["naive"], round)
 			case added:
-				v -= r.value(of["direct"][round])
+				v -= r.of(of["direct"], round)
 			case plain:
 			}
 			compared = append(compared, v)
@@ -75,6 +75,14 @@ func (r row) cells(samples map[string]map[string][]*sample) map[string]Cell {
 		out[name] = Cell{median(values), median(compared)}
 	}
 	return out
+}
+
+// of is a unit's value of a round; NaN: it is not measured in this run.
+func (r row) of(unit []*sample, round int) float64 {
+	if round >= len(unit) {
+		return math.NaN()
+	}
+	return r.value(unit[round])
 }
 
 func median(v []float64) float64 {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	"meridian.internal/shared/clock"
@@ -19,7 +20,12 @@ type Plan struct {
 	Streams int           // held open for the memory row
 	Leaves  int           // clients that leave, for each leg
 	Only    string        // one load by name, or OnlyHeld; empty: all
+	Against []string      // the only subjects beside ours; empty: all
 	Log     io.Writer     // progress
+}
+
+func (p *Plan) measures(name string) bool {
+	return len(p.Against) == 0 || name == "ours" || slices.Contains(p.Against, name)
 }
 
 // OnlyHeld are the rows of open streams and of clients that leave.
@@ -69,8 +75,11 @@ func Run(ctx context.Context, p Plan) (_ *Result, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.stop(), stop(workers)) }()
-	for _, f := range r.makers() {
-		s, err := f(ctx, r.workers)
+	for _, m := range r.makers() {
+		if !p.measures(m.name) {
+			continue
+		}
+		s, err := m.start(ctx, r.workers)
 		if err != nil {
 			return nil, err
 		}
@@ -190,8 +199,11 @@ func (r *run) extra(ctx context.Context) error {
 		return err
 	}
 	memory, leaving := Line{row: extraRow(memoryTitle), Cells: map[string]Cell{}}, Line{row: extraRow(leavingTitle), Cells: map[string]Cell{}}
-	for _, f := range r.makers()[1:] { // direct has no process
-		s, err := f(ctx, r.workers)
+	for _, m := range r.makers()[1:] { // direct has no process
+		if !r.measures(m.name) {
+			continue
+		}
+		s, err := m.start(ctx, r.workers)
 		if err != nil {
 			return err
 		}

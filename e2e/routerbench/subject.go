@@ -120,14 +120,17 @@ type Listening struct {
 	Addr    string `json:"addr,omitempty"`
 }
 
+type maker struct {
+	name  string
+	start func(context.Context, Listening) (*subject, error)
+}
+
 // makers start the subjects, in the order of the table.
-func (b Bench) makers() []func(context.Context, Listening) (*subject, error) {
-	return []func(context.Context, Listening) (*subject, error){
-		b.direct, b.nginx,
-		func(ctx context.Context, w Listening) (*subject, error) { return b.goSubject(ctx, "reverseproxy", w) },
-		func(ctx context.Context, w Listening) (*subject, error) { return b.goSubject(ctx, "naive", w) },
-		b.ours,
+func (b Bench) makers() []maker {
+	ownServer := func(name string) maker {
+		return maker{name, func(ctx context.Context, w Listening) (*subject, error) { return b.goSubject(ctx, name, w) }}
 	}
+	return []maker{{"direct", b.direct}, {"nginx", b.nginx}, ownServer("reverseproxy"), ownServer("naive"), {"ours", b.ours}}
 }
 
 func (b Bench) direct(_ context.Context, w Listening) (*subject, error) {

@@ -77,17 +77,16 @@ func TestALateLineHoldsNoAnswerBack(t *testing.T) {
 	}
 }
 
-// TestAWholeStreamInOneWrite has all tokens before the first write: only then the length is known, and it must not be told
-// when the event of the cost is still to come.
-func TestAWholeStreamInOneWrite(t *testing.T) {
+// TestTheEndMarkWaitsForTheEndOfTheAnswer: the server sends both in one write, unless the event of the cost is still to come.
+func TestTheEndMarkWaitsForTheEndOfTheAnswer(t *testing.T) {
 	for _, perf := range []bool{false, true} {
 		w := httptest.NewRecorder()
 		o := &stream{w: echo.NewResponse(w, echo.New()), rc: http.NewResponseController(w), idle: time.Minute, buf: []byte("data: {}\n\n")}
 		o.end(&session{perf: perf, req: &api.Request{}})
-		o.cost([]perfheader.Header{{Name: "Server-Timing", Value: "x;dur=1"}})
-		if got := w.Header().Get("Content-Length"); (got != "") == perf {
-			t.Errorf("cost asked for: %v, Content-Length %q", perf, got)
+		if w.Flushed != perf {
+			t.Errorf("cost asked for: %v, flushed: %v", perf, w.Flushed)
 		}
+		o.cost([]perfheader.Header{{Name: "Server-Timing", Value: "x;dur=1"}})
 		if !strings.Contains(w.Body.String(), "perf_metrics") {
 			t.Errorf("body %q", w.Body)
 		}

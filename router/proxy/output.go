@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"net/http"
-	"strconv"
 	"sync"
 	"time"
 
@@ -63,6 +62,15 @@ func (o *stream) flush() error {
 }
 
 func (o *stream) flushLocked() error {
+	if err := o.writeLocked(); err != nil || !o.open {
+		return err
+	}
+	o.failed = o.rc.Flush()
+	return o.failed
+}
+
+// writeLocked gives what is buffered to the server, which sends it with the next flush or the end of the answer.
+func (o *stream) writeLocked() error {
 	if o.failed != nil || len(o.buf) == 0 {
 		return o.failed
 	}
@@ -81,16 +89,12 @@ func (o *stream) flushLocked() error {
 		o.until = now.Add(o.idle)
 		_ = o.rc.SetWriteDeadline(o.until) // a writer in tests has none
 	}
-	_, err := o.w.Write(o.buf)
+	_, o.failed = o.w.Write(o.buf)
 	o.buf = o.buf[:0]
-	if err == nil {
-		err = o.rc.Flush()
-	}
-	o.failed = err
-	return err
+	return o.failed
 }
 
-// end sends the usage, when it was asked for, and the end mark.
+// end adds the usage, when it was asked for, and the end mark. They go out with the end of the answer, in one write.
 func (o *stream) end(s *session) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -99,10 +103,11 @@ func (o *stream) end(s *session) {
 		o.buf = sse.AppendEvent(o.buf, o.data)
 	}
 	o.buf = sse.AppendDone(o.buf)
-	if !o.open && !s.perf { // this is all: it needs no chunks, nor a write of their end
-		o.w.Header().Set("Content-Length", strconv.Itoa(len(o.buf)))
+	if s.perf { // the cost follows, some time later
+		_ = o.flushLocked()
+		return
 	}
-	_ = o.flushLocked() // a client that left here has all its tokens
+	_ = o.writeLocked() // a client that left here has all its tokens
 }
 
 // fail ends a stream that has begun with one error event; false: nothing was sent, the error can be a status.

@@ -225,14 +225,16 @@ func (s *session) finish(e *api.Error) *api.Error {
 	return e
 }
 
-// settle runs after the last byte: it closes what the attempts hold.
+// settle closes what the attempts hold. The client has its last byte before a node is waited for.
 func (s *session) settle() {
 	for _, b := range s.subs {
 		for _, a := range b.tries {
+			if a.gen != nil && a.failure == nil && s.w.Committed && !a.gen.Ready() {
+				_ = s.rc.Flush()
+			}
 			a.settle()
 		}
 	}
-	_ = s.rc.SetWriteDeadline(time.Time{}) // the connection goes on to the client's next request
 }
 
 // last is the newest attempt; nil when there was none.

@@ -5,7 +5,6 @@
 package upstream
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -16,7 +15,10 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
+
+	"meridian.internal/shared/sock"
 )
 
 var (
@@ -42,12 +44,21 @@ type Options struct {
 type Client struct {
 	o Options
 
-	mu      sync.Mutex // guards all of these
-	idle    map[string][]*conn
-	sweeper *time.Timer // runs while there are idle connections
+	mu      sync.Mutex       // guards all of these
+	hosts   map[string]*host // by URL; those with idle connections stay
+	sweeper *time.Timer      // runs while there are idle connections
 	shut    bool
 
 	buffers sync.Pool // of *[]byte: requests before they are written
+}
+
+// host is where a URL leads.
+type host struct {
+	*url.URL
+	target string
+	// Guarded by the client's mutex:
+	idle   []*conn // the most recently used last
+	unused bool    // no connection was idle at the last sweep
 }
 
 const keepBuffer = 1 << 20 // larger ones are left to the collector
@@ -77,7 +88,7 @@ func New(o Options) *Client {
 	if o.MaxIdle == 0 {
 		o.MaxIdle = 512
 	}
-	return &Client{o: o, idle: map[string][]*conn{}}
+	return &Client{o: o, hosts: map[string]*host{}}
 }
 
 // Header is one request header. The caller vouches for both: no line ends.
@@ -100,25 +111,25 @@ const copyBelow = 16 << 10
 func (r *Request) length() int { return len(r.Body) + len(r.Tail) }
 
 type conn struct {
-	net.Conn
-	host  string
-	r     *bufio.Reader
+	*sock.Conn
+	host  *host
 	used  bool
 	since time.Time // idle since
-}
 
-const readBuffer = 4 << 10
+	socket syscall.RawConn // under TLS too; nil: none
+	quiet  bool            // result of a look at it
+}
 
 // Do sends a request and reads the head of the answer. ctx bounds the whole exchange, the body included: when it ends, the
 // connection is closed at once. The caller closes the response.
 func (c *Client) Do(ctx context.Context, req *Request) (*Response, error) {
-	u, err := url.Parse(req.URL)
-	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
-		return nil, fmt.Errorf("%w %q: want http://host:port", ErrTarget, req.URL)
+	h, err := c.host(req.URL)
+	if err != nil {
+		return nil, err
 	}
 	buf := c.getBuffer()
 	defer c.putBuffer(buf)
-	*buf = c.appendHead((*buf)[:0], u.Host, req)
+	*buf = c.appendHead((*buf)[:0], h.Host, req)
 	small := req.length() <= copyBelow
 	if small {
 		*buf = append(append(*buf, req.Body...), req.Tail...)
@@ -129,14 +140,14 @@ func (c *Client) Do(ctx context.Context, req *Request) (*Response, error) {
 			return err
 		}
 		pieces := net.Buffers{*buf, req.Body, req.Tail} // writing consumes them
-		_, err := pieces.WriteTo(cn.Conn)
+		_, err := pieces.WriteTo(cn.Conn.Conn)
 		return err
 	}
 	for {
-		cn := c.take(u.Scheme + "://" + u.Host)
+		cn := c.take(h)
 		if cn == nil {
-			if cn, err = c.dial(ctx, u); err != nil {
-				return nil, fmt.Errorf("%w: dial %s: %w", ErrNotSent, u.Host, withCause(ctx, err))
+			if cn, err = c.dial(ctx, h); err != nil {
+				return nil, fmt.Errorf("%w: dial %s: %w", ErrNotSent, h.Host, withCause(ctx, err))
 			}
 		}
 		res, err := c.exchange(ctx, cn, send)
@@ -149,6 +160,26 @@ func (c *Client) Do(ctx context.Context, req *Request) (*Response, error) {
 		}
 		return nil, fmt.Errorf("%s %s%s: %w", req.method(), req.URL, req.Path, withCause(ctx, err))
 	}
+}
+
+// host finds or makes what is known of a URL.
+func (c *Client) host(target string) (*host, error) {
+	c.mu.Lock()
+	h := c.hosts[target]
+	c.mu.Unlock()
+	if h != nil {
+		return h, nil
+	}
+	u, err := url.Parse(target)
+	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return nil, fmt.Errorf("%w %q: want http://host:port", ErrTarget, target)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.hosts[target] == nil {
+		c.hosts[target] = &host{URL: u, target: target}
+	}
+	return c.hosts[target], nil
 }
 
 func (r *Request) method() string {
@@ -188,7 +219,7 @@ func (c *Client) appendHead(b []byte, host string, req *Request) []byte {
 	return append(b, "\r\n\r\n"...)
 }
 
-func (c *Client) dial(ctx context.Context, u *url.URL) (*conn, error) {
+func (c *Client) dial(ctx context.Context, u *host) (*conn, error) {
 	d := net.Dialer{Timeout: c.o.DialTimeout}
 	addr := u.Host
 	if u.Port() == "" {
@@ -205,7 +236,7 @@ func (c *Client) dial(ctx context.Context, u *url.URL) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &conn{Conn: nc, host: u.Scheme + "://" + u.Host, r: bufio.NewReaderSize(nc, readBuffer)}, nil
+	return &conn{Conn: sock.New(nc), host: u, socket: socketOf(nc)}, nil
 }
 
 var (
@@ -223,7 +254,7 @@ func (c *Client) exchange(ctx context.Context, cn *conn, send func(*conn) error)
 	if err := send(cn); err != nil {
 		return fail(fmt.Errorf("%w: %w", errNotWritten, err))
 	}
-	if _, err := cn.r.Peek(1); err != nil {
+	if err := cn.Fill(); err != nil {
 		return fail(fmt.Errorf("%w: %w", errNoAnswer, err))
 	}
 	res := &Response{client: c, conn: cn, ctx: ctx, stop: stop}
@@ -234,34 +265,36 @@ func (c *Client) exchange(ctx context.Context, cn *conn, send func(*conn) error)
 }
 
 // take returns an idle connection, the most recently used first, so that surplus ones age.
-func (c *Client) take(host string) *conn {
+func (c *Client) take(h *host) *conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	list := c.idle[host]
-	for len(list) > 0 {
-		cn := list[len(list)-1]
-		list[len(list)-1] = nil
-		list = list[:len(list)-1]
+	for n := len(h.idle); n > 0; n = len(h.idle) {
+		cn := h.idle[n-1]
+		h.idle[n-1] = nil
+		h.idle = h.idle[:n-1]
 		if time.Since(cn.since) < c.o.IdleTimeout && cn.alive() {
-			c.idle[host] = list
 			return cn
 		}
 		_ = cn.Close()
 	}
-	delete(c.idle, host)
 	return nil
 }
 
 func (c *Client) put(cn *conn) {
+	cn.Release()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	list := c.idle[cn.host]
-	if c.shut || len(list) >= c.o.MaxIdle {
+	h := c.hosts[cn.host.target]
+	if h == nil { // swept while the request ran
+		h = cn.host
+		c.hosts[h.target] = h
+	}
+	if c.shut || len(h.idle) >= c.o.MaxIdle {
 		_ = cn.Close()
 		return
 	}
-	cn.used, cn.since = true, time.Now()
-	c.idle[cn.host] = append(list, cn)
+	cn.host, cn.used, cn.since = h, true, time.Now()
+	h.idle = append(h.idle, cn)
 	if c.sweeper == nil {
 		c.sweeper = time.AfterFunc(c.o.IdleTimeout, c.sweep)
 	}
@@ -272,19 +305,22 @@ func (c *Client) put(cn *conn) {
 func (c *Client) sweep() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for host, list := range c.idle {
+	left := false
+	for target, h := range c.hosts {
 		n := 0
-		for n < len(list) && time.Since(list[n].since) >= c.o.IdleTimeout {
-			_ = list[n].Close()
+		for n < len(h.idle) && time.Since(h.idle[n].since) >= c.o.IdleTimeout {
+			_ = h.idle[n].Close()
 			n++
 		}
-		if list = slices.Delete(list, 0, n); len(list) == 0 {
-			delete(c.idle, host)
-		} else {
-			c.idle[host] = list
+		h.idle = slices.Delete(h.idle, 0, n)
+		if len(h.idle) > 0 {
+			left = true
+		} else if h.unused {
+			delete(c.hosts, target) // nodes come and go
 		}
+		h.unused = len(h.idle) == 0
 	}
-	if c.sweeper = nil; len(c.idle) > 0 && !c.shut {
+	if c.sweeper = nil; left && !c.shut {
 		c.sweeper = time.AfterFunc(c.o.IdleTimeout, c.sweep)
 	}
 }
@@ -294,8 +330,8 @@ func (c *Client) Idle() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := 0
-	for _, list := range c.idle {
-		n += len(list)
+	for _, h := range c.hosts {
+		n += len(h.idle)
 	}
 	return n
 }
@@ -308,12 +344,12 @@ func (c *Client) Close() {
 	if c.sweeper != nil {
 		c.sweeper.Stop()
 	}
-	for _, list := range c.idle {
-		for _, cn := range list {
+	for _, h := range c.hosts {
+		for _, cn := range h.idle {
 			_ = cn.Close()
 		}
 	}
-	clear(c.idle)
+	clear(c.hosts)
 }
 
 var _ io.ReadCloser = (*Response)(nil)

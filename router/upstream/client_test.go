@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"meridian.internal/shared/sock"
 )
 
 func get(t *testing.T, c *Client, url, body string) (int, string) {
@@ -180,7 +182,7 @@ func parse(in string) (*Response, []byte, error) {
 	go func() { io.WriteString(b, in); b.Close() }()
 	c := New(Options{MaxIdle: 1})
 	defer c.Close()
-	r := &Response{client: c, conn: &conn{Conn: a, r: bufio.NewReaderSize(a, readBuffer)}, ctx: context.Background(), stop: func() bool { return true }}
+	r := &Response{client: c, conn: &conn{Conn: sock.New(a), host: &host{}}, ctx: context.Background(), stop: func() bool { return true }}
 	defer r.Close()
 	if err := r.readHead(); err != nil {
 		return nil, nil, err

@@ -13,9 +13,9 @@ import (
 
 const (
 	maxHead     = 64 << 10
-	maxHeadLine = readBuffer // a line must fit into the connection's buffer
-	maxInterim  = 8          // 1xx answers before the real one
-	maxDrain    = 64 << 10   // bytes read from a body that nobody wants
+	maxHeadLine = 4 << 10
+	maxInterim  = 8        // 1xx answers before the real one
+	maxDrain    = 64 << 10 // bytes read from a body that nobody wants
 )
 
 // Response is an answer whose head was read. Reading to io.EOF gives the connection back for the next request; Close
@@ -115,7 +115,7 @@ func (r *Response) header(line []byte) error {
 			r.keep = false
 		}
 	case equalFold(name, "content-type"):
-		r.ContentType = string(value)
+		r.ContentType = known(value)
 	case equalFold(name, "retry-after"):
 		r.RetryAfter = string(value)
 	case equalFold(name, "x-meridian-clock"):
@@ -124,23 +124,41 @@ func (r *Response) header(line []byte) error {
 	return nil
 }
 
+// known is string(v), without memory for what nodes answer most.
+func known(v []byte) string {
+	switch string(v) {
+	case "text/event-stream":
+		return "text/event-stream"
+	case "text/event-stream; charset=utf-8":
+		return "text/event-stream; charset=utf-8"
+	case "application/json":
+		return "application/json"
+	}
+	return string(v)
+}
+
 func equalFold(b []byte, lower string) bool {
 	return len(b) == len(lower) && bytes.EqualFold(b, []byte(lower))
 }
 
 // line reads one line without its end; it is valid until the next read.
 func (r *Response) line() ([]byte, error) {
-	line, err := r.conn.r.ReadSlice('\n')
-	if err != nil {
-		if len(line) >= maxHeadLine {
+	for {
+		b := r.conn.Buffered()
+		if i := bytes.IndexByte(b, '\n'); i >= 0 {
+			r.conn.Discard(i + 1)
+			return bytes.TrimSuffix(b[:i], []byte("\r")), nil
+		}
+		if len(b) >= maxHeadLine {
 			return nil, fmt.Errorf("%w: a line over %d bytes", ErrProtocol, maxHeadLine)
 		}
-		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
+		if err := r.conn.Fill(); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return nil, err
 		}
-		return nil, err
 	}
-	return bytes.TrimSuffix(line[:len(line)-1], []byte("\r")), nil
 }
 
 // Read reads the body: all that is there already, across chunks, and waits only while there is nothing.
@@ -178,7 +196,7 @@ func (r *Response) Ready() bool {
 	case r.finished || r.failed != nil:
 		return true
 	case r.length > 0 || (r.length < 0 && !r.chunked):
-		return r.conn.r.Buffered() > 0
+		return len(r.conn.Buffered()) > 0
 	case !r.chunked:
 		return true // the end
 	}
@@ -186,7 +204,7 @@ func (r *Response) Ready() bool {
 	if r.started {
 		lines++ // behind the end of this one
 	}
-	b, _ := r.conn.r.Peek(r.conn.r.Buffered()) // cannot fail: it is there
+	b := r.conn.Buffered()
 	for ; lines > 0; lines-- {
 		i := bytes.IndexByte(b, '\n')
 		if i < 0 {
@@ -212,7 +230,7 @@ func (r *Response) read(p []byte) (int, error) {
 	case r.length > 0 && int64(len(p)) > r.length:
 		p = p[:r.length]
 	}
-	n, err := r.conn.r.Read(p)
+	n, err := r.conn.Read(p)
 	if r.length > 0 {
 		r.length -= int64(n)
 		if errors.Is(err, io.EOF) {
@@ -282,17 +300,17 @@ func (r *Response) ReadAll(limit int) ([]byte, error) {
 // closes the response.
 func (r *Response) Drain(limit time.Duration) {
 	defer r.Close()
-	if r.finished || r.conn.SetReadDeadline(time.Now().Add(limit)) != nil {
+	if r.finished {
 		return
 	}
+	r.conn.ReadBy(time.Now().Add(limit))
 	var rest [512]byte
 	for total := 0; total < maxDrain; {
 		n, err := r.read(rest[:])
 		total += n
 		if errors.Is(err, io.EOF) {
-			if r.conn.SetReadDeadline(time.Time{}) == nil {
-				r.finish()
-			}
+			r.conn.ReadBy(time.Time{})
+			r.finish()
 			return
 		}
 		if err != nil {
@@ -306,7 +324,7 @@ func (r *Response) finish() {
 	r.finished = true
 	r.once.Do(func() {
 		// When the cancel has already begun, the connection is being closed.
-		if !r.stop() || !r.keep || r.conn.r.Buffered() > 0 {
+		if !r.stop() || !r.keep || len(r.conn.Buffered()) > 0 {
 			_ = r.conn.Close()
 			return
 		}

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"meridian.internal/shared/sock"
 )
 
 func TestIdleConnectionsAreClosedWithoutFurtherTraffic(t *testing.T) {
@@ -13,7 +15,7 @@ func TestIdleConnectionsAreClosedWithoutFurtherTraffic(t *testing.T) {
 		c := New(Options{})
 		defer c.Close()
 		ours, theirs := net.Pipe()
-		c.put(&conn{Conn: ours, host: "node:1"})
+		c.put(&conn{Conn: sock.New(ours), host: &host{target: "http://node:1"}})
 		time.Sleep(4 * time.Second)
 		if c.Idle() != 1 {
 			t.Fatalf("%d idle connections after 4 s, want 1", c.Idle())

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"meridian.internal/shared/api"
+	"meridian.internal/shared/h1"
 )
 
 // DefaultGrace is how long Serve lets running requests go on after its context ended.
@@ -96,39 +97,57 @@ func (s *Server) Serve(ctx context.Context) error {
 	// Requests outlive ctx by the grace time, so they hang on a context of their own.
 	base, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
+	count := &limit{max: int64(s.o.MaxConns)}
+	others := newFed(s.listener.Addr())
 	srv := &http.Server{
 		Handler: s.echo, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 		BaseContext: func(net.Listener) context.Context { return base },
-		ConnState:   (&limit{max: int64(s.o.MaxConns)}).state,
+		ConnState:   count.state,
 		ErrorLog:    slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelDebug),
 	}
+	served := make(chan struct{})
+	go func() { defer close(served); _ = srv.Serve(others) }() // ends with Shutdown
+	serve, fast := others.give, (*h1.Server)(nil)
+	if s.o.TLS == nil {
+		fast = h1.New(base, h1.Options{
+			Handler: s.echo, Other: others.give, Closed: count.closed, HeaderTime: readHeaderTimeout, IdleTime: idleTimeout, MaxHead: maxHeaderBytes,
+			Logger: s.o.Logger,
+		})
+		serve = fast.Serve
+	}
+	accepting, stop := context.WithCancel(ctx)
 	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(s.listener) }()
+	go func() { failed <- s.accept(accepting, count, serve) }()
 	select {
 	case err := <-failed:
-		return fmt.Errorf("serve at %s: %w", s.Addr(), err)
+		stop()
+		return errors.Join(fmt.Errorf("serve at %s: %w", s.Addr(), err), srv.Close(), fast.Close())
 	case <-ctx.Done():
 	}
 	s.draining.Store(true)
-	s.drain(base, srv, cut)
+	stop()
+	_ = s.listener.Close() // it accepts no more
 	<-failed
+	s.drain(base, cut, srv, fast)
+	<-served
 	return nil
 }
 
-func (s *Server) drain(base context.Context, srv *http.Server, cut context.CancelFunc) {
-	soft, cancel := context.WithTimeout(base, s.o.Grace)
-	err := srv.Shutdown(soft)
-	cancel()
-	if err == nil {
+func (s *Server) drain(base context.Context, cut context.CancelFunc, srv *http.Server, fast *h1.Server) {
+	defer func() { _ = errors.Join(srv.Close(), fast.Close()) }() // what is left has neither finished nor looked at its context
+	within := func(limit time.Duration) error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(base), limit)
+		defer cancel()
+		both := make(chan error, 1)
+		go func() { both <- srv.Shutdown(ctx) }()
+		return errors.Join(fast.Drain(ctx), <-both)
+	}
+	if within(s.o.Grace) == nil {
 		return
 	}
 	s.o.Logger.Warn("grace time is over; ending requests that still run", "grace", s.o.Grace)
 	cut()
-	hard, cancel := context.WithTimeout(context.WithoutCancel(base), hardStop)
-	defer cancel()
-	if srv.Shutdown(hard) != nil {
-		_ = srv.Close() // what is left has neither finished nor looked at its context
-	}
+	_ = within(hardStop)
 }
 
 // Close closes the listener of a server that is never served.

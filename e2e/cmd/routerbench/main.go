@@ -32,6 +32,7 @@ type runCommand struct {
 	Streams int           `help:"Open streams of the memory row." default:"1000"`
 	Leaves  int           `help:"Clients that leave, in prefill and in generation each." default:"50"`
 	Only    string        `help:"One load by its name in the benchmark lines, e.g. t1-c16, or held: open streams and clients that leave. Empty: all." placeholder:"LOAD"`
+	Against []string      `help:"Subjects to measure beside ours: direct, nginx, reverseproxy, naive. Empty: all." placeholder:"NAME"`
 	Router  string        `help:"The router's binary. Empty: in the folder of the built binaries." type:"path" placeholder:"FILE"`
 	Strict  bool          `help:"Exit with 1 when a goal is missed."`
 }
@@ -64,7 +65,7 @@ func (c *runCommand) Run(ctx context.Context, _ *slog.Logger) error {
 	}
 	res, err := routerbench.Run(ctx, routerbench.Plan{
 		Bench: routerbench.Bench{Self: self, Router: c.Router, Dir: dir}, Rounds: c.Rounds, Turn: c.Turn, Streams: c.Streams, Leaves: c.Leaves,
-		Only: c.Only, Log: os.Stderr,
+		Only: c.Only, Against: c.Against, Log: os.Stderr,
 	})
 	if err = errors.Join(err, os.RemoveAll(dir)); err != nil {
 		return err

@@ -1,0 +1,362 @@
+package h1
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+type fixture struct {
+	*Server
+	addr   string
+	others chan net.Conn
+	ended  chan struct{} // one for each connection that was closed
+}
+
+func serve(t *testing.T, h http.HandlerFunc) *fixture {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{addr: l.Addr().String(), others: make(chan net.Conn, 8), ended: make(chan struct{}, 64)}
+	f.Server = New(t.Context(), Options{
+		Handler: h, Other: func(c net.Conn) { f.others <- c }, Closed: func() { f.ended <- struct{}{} },
+		HeaderTime: time.Minute, IdleTime: time.Minute, MaxHead: 16 << 10, Logger: slog.New(slog.DiscardHandler),
+	})
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go f.Serve(c)
+		}
+	}()
+	t.Cleanup(func() { l.Close(); f.Close() })
+	return f
+}
+
+func (f *fixture) dial(t *testing.T) (net.Conn, *bufio.Reader) {
+	t.Helper()
+	c, err := net.Dial("tcp", f.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	return c, bufio.NewReader(c)
+}
+
+func ask(body string) string {
+	return fmt.Sprintf("POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\nX-A: b\r\n\r\n%s", len(body), body)
+}
+
+func answer(t *testing.T, r *bufio.Reader) (*http.Response, string) {
+	t.Helper()
+	res, err := http.ReadResponse(r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res, string(b)
+}
+
+// echo answers as the body says.
+func echo(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	switch string(body) {
+	case "stream":
+		for i := range 3 {
+			fmt.Fprintf(w, "part %d;", i)
+			_ = http.NewResponseController(w).Flush()
+		}
+		_, _ = io.WriteString(w, "end")
+	case "none":
+		w.WriteHeader(http.StatusNoContent)
+	case "panic":
+		panic("x")
+	case "long":
+		_, _ = w.Write(bytes.Repeat([]byte("x"), 1<<20))
+	case "lies":
+		w.Header().Set("Content-Length", "5")
+		_, _ = io.WriteString(w, "abc")
+	case "lines":
+		w.Header().Set("X-B", "a\r\nX-C: d")
+	default:
+		w.Header().Set("Content-Type", "text/plain")
+		w.WriteHeader(http.StatusTeapot)
+		fmt.Fprintf(w, "%s %s %s %s %s", r.Method, r.URL.Path, r.Host, r.Header.Get("X-A"), body)
+	}
+}
+
+func TestAnswers(t *testing.T) {
+	f := serve(t, echo)
+	c, r := f.dial(t)
+	for range 2 { // on one connection
+		for body, want := range map[string]string{
+			"":       "POST /x h b ",
+			"hi":     "POST /x h b hi",
+			"stream": "part 0;part 1;part 2;end",
+			"none":   "",
+			"long":   strings.Repeat("x", 1<<20),
+			"lines":  "",
+		} {
+			if _, err := io.WriteString(c, ask(body)); err != nil {
+				t.Fatal(err)
+			}
+			res, got := answer(t, r)
+			if got != want || res.Close || res.Header.Get("Date") == "" || res.Header.Get("X-C") != "" {
+				t.Errorf("%q: %.80q, %v", body, got, res.Header)
+			}
+			if (len(res.TransferEncoding) > 0) != (body == "stream" || body == "long") {
+				t.Errorf("%q: transfer encoding %v", body, res.TransferEncoding)
+			}
+		}
+	}
+}
+
+func TestPipelinedRequestsAreAnsweredInTurn(t *testing.T) {
+	f := serve(t, echo)
+	c, r := f.dial(t)
+	if _, err := io.WriteString(c, ask("1")+ask("stream")+ask("none")+ask("2")); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"POST /x h b 1", "part 0;part 1;part 2;end", "", "POST /x h b 2"} {
+		if _, got := answer(t, r); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestABodyComesInPieces(t *testing.T) {
+	f := serve(t, echo)
+	c, r := f.dial(t)
+	for _, piece := range []string{"PO", "ST /x HTTP/1.1\r\nHo", "st: h\r\nContent-Length: 4\r\n\r", "\nab", "cd"} {
+		_, _ = io.WriteString(c, piece)
+		time.Sleep(5 * time.Millisecond) // so that most arrive apart
+	}
+	if _, got := answer(t, r); got != "POST /x h  abcd" {
+		t.Errorf("got %q", got)
+	}
+	large := strings.Repeat("y", 300<<10)
+	go func() { _, _ = io.WriteString(c, ask(large)) }()
+	if _, got := answer(t, r); got != "POST /x h b "+large {
+		t.Errorf("got %d bytes", len(got))
+	}
+}
+
+// closedAfter waits until the connection is closed by the server.
+func closedAfter(t *testing.T, r *bufio.Reader) {
+	t.Helper()
+	if _, err := r.ReadByte(); !errors.Is(err, io.EOF) {
+		t.Errorf("the connection goes on: %v", err)
+	}
+}
+
+func TestConnectionsThatEnd(t *testing.T) {
+	for _, body := range []string{"panic", "lies"} {
+		f := serve(t, echo)
+		c, r := f.dial(t)
+		_, _ = io.WriteString(c, ask(body))
+		_, err := io.ReadAll(r)
+		if err != nil {
+			t.Errorf("%s: %v", body, err)
+		}
+		<-f.ended
+	}
+	f := serve(t, echo)
+	c, r := f.dial(t)
+	_, _ = io.WriteString(c, strings.Replace(ask("hi"), "X-A", "Connection: close\r\nX-A", 1)+ask("not served"))
+	if res, got := answer(t, r); !res.Close || got != "POST /x h b hi" {
+		t.Errorf("close: %v %q", res.Close, got)
+	}
+	closedAfter(t, r)
+}
+
+func TestABodyThatNobodyReadsEndsTheConnection(t *testing.T) {
+	f := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) })
+	c, r := f.dial(t)
+	_, _ = io.WriteString(c, ask("small")+ask("small"))
+	for range 2 { // it was here already
+		if res, _ := answer(t, r); res.StatusCode != 401 || res.Close {
+			t.Errorf("%d, close %t", res.StatusCode, res.Close)
+		}
+	}
+	_, _ = io.WriteString(c, "POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n")
+	res, _ := answer(t, r)
+	if res.StatusCode != 401 || !res.Close {
+		t.Errorf("%d, close %t", res.StatusCode, res.Close)
+	}
+	closedAfter(t, r)
+}
+
+func TestOtherRequestsAreHandedOver(t *testing.T) {
+	for name, in := range map[string]string{
+		"another method": "GET / HTTP/1.1\r\nHost: h\r\n\r\n",
+		"expect":         "POST /x HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n",
+		"chunks":         "POST /x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+	} {
+		f := serve(t, echo)
+		c, r := f.dial(t)
+		_, _ = io.WriteString(c, ask("first"))
+		answer(t, r)
+		_, _ = io.WriteString(c, in)
+		o := <-f.others
+		got := make([]byte, len(in))
+		if _, err := io.ReadFull(o, got); err != nil || string(got) != in {
+			t.Errorf("%s: %v %q", name, err, got)
+		}
+		o.Close()
+	}
+}
+
+func TestRefusedHeads(t *testing.T) {
+	for want, in := range map[int]string{
+		400: "POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+		431: "POST /x HTTP/1.1\r\nHost: h\r\nX: " + strings.Repeat("x", 32<<10),
+	} {
+		f := serve(t, echo)
+		c, r := f.dial(t)
+		_, _ = io.WriteString(c, in)
+		if res, _ := answer(t, r); res.StatusCode != want {
+			t.Errorf("got %d, want %d", res.StatusCode, want)
+		}
+		closedAfter(t, r)
+	}
+}
+
+func TestAClientThatLeavesEndsItsRequest(t *testing.T) {
+	for name, leave := range map[string]func(*net.TCPConn){
+		"closes":          func(c *net.TCPConn) { c.Close() },
+		"resets":          func(c *net.TCPConn) { _ = c.SetLinger(0); c.Close() },
+		"closes one half": func(c *net.TCPConn) { _ = c.CloseWrite() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			began, ended := make(chan struct{}), make(chan struct{})
+			f := serve(t, func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				_, _ = io.WriteString(w, "x")
+				_ = http.NewResponseController(w).Flush()
+				close(began)
+				<-r.Context().Done()
+				close(ended)
+			})
+			c, _ := f.dial(t)
+			_, _ = io.WriteString(c, ask("hi"))
+			<-began
+			leave(c.(*net.TCPConn))
+			select {
+			case <-ended:
+			case <-time.After(10 * time.Second):
+				t.Error("the handler was not told")
+			}
+			<-f.ended
+		})
+	}
+}
+
+func TestAClientThatTakesNothingIsCut(t *testing.T) {
+	failed := make(chan error, 1)
+	f := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		rc := http.NewResponseController(w)
+		_ = rc.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+		for {
+			if _, err := w.Write(make([]byte, 64<<10)); err != nil {
+				failed <- err
+				return
+			}
+		}
+	})
+	c, _ := f.dial(t)
+	_, _ = io.WriteString(c, ask("hi"))
+	if err := <-failed; err == nil || !strings.Contains(err.Error(), "timeout") {
+		t.Errorf("got %v", err)
+	}
+	<-f.ended
+}
+
+func TestDrain(t *testing.T) {
+	began, finish := make(chan struct{}), make(chan struct{})
+	f := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		close(began)
+		<-finish
+	})
+	_, idle := f.dial(t)
+	c, r := f.dial(t)
+	_, _ = io.WriteString(c, ask("hi"))
+	<-began
+	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if f.Drain(short) == nil {
+		t.Error("drained while a request ran")
+	}
+	closedAfter(t, idle)
+	close(finish)
+	if res, _ := answer(t, r); res.StatusCode != 200 || !res.Close {
+		t.Errorf("%d, close %t", res.StatusCode, res.Close)
+	}
+	if err := f.Drain(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func BenchmarkRequest(b *testing.B) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		_, _ = io.WriteString(w, "0123456789")
+	})
+	run := func(b *testing.B) {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer c.Close()
+		request, got := []byte(ask(strings.Repeat("x", 2<<10))), make([]byte, 4<<10)
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := c.Write(request); err != nil {
+				b.Fatal(err)
+			}
+			if _, err := c.Read(got); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	h1 := New(b.Context(), Options{Handler: handler, Other: func(c net.Conn) { c.Close() }, HeaderTime: time.Minute, IdleTime: time.Minute, MaxHead: 16 << 10})
+	b.Run("h1", func(b *testing.B) {
+		go func() {
+			c, err := l.Accept()
+			if err == nil {
+				h1.Serve(c)
+			}
+		}()
+		run(b)
+	})
+	b.Run("nethttp", func(b *testing.B) {
+		srv := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
+		go func() { _ = srv.Serve(l) }()
+		run(b)
+		srv.Close()
+	})
+}

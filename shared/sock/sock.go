@@ -1,0 +1,231 @@
+// Package sock reads and writes a connection with little: the buffer for what is read is of a pool and goes back to it while
+// the connection waits, and a deadline costs nothing until something really waits. It owns no protocol.
+//
+// One goroutine reads and one writes; Close may come from anywhere.
+package sock
+
+import (
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// bufferBytes is what is read at most at a time into a buffer of the pool.
+const bufferBytes = 8 << 10
+
+var buffers = sync.Pool{New: func() any { b := make([]byte, bufferBytes); return &b }}
+
+// Conn is a connection. Where it is no bare socket (TLS, tests), it keeps its buffer while it waits.
+type Conn struct {
+	net.Conn // for its addresses and Close; its Read would miss what is buffered
+
+	raw      syscall.RawConn // nil: no socket
+	readFn   func(uintptr) bool
+	writeFn  func(uintptr) bool
+	pooled   *[]byte // of buffers; nil: none is held, or one that is larger
+	buf      []byte  // buf[from:to] was read and not taken
+	from, to int
+
+	into []byte // of the read that goes on; nil: into buf
+	n    int
+	err  error
+
+	out      []byte // rest of the write that goes on
+	writeErr error
+
+	reads, writes deadline
+}
+
+// deadline is one that the owner wants, and one that the connection has.
+type deadline struct{ want, has time.Time }
+
+// New wraps c, which belongs to the Conn from then on.
+func New(c net.Conn) *Conn {
+	s := &Conn{Conn: c}
+	if t, ok := c.(*net.TCPConn); ok {
+		if raw, err := t.SyscallConn(); err == nil {
+			s.raw, s.readFn, s.writeFn = raw, s.tryRead, s.tryWrite
+		}
+	}
+	return s
+}
+
+// Raw is the socket; nil where there is none.
+func (c *Conn) Raw() syscall.RawConn { return c.raw }
+
+// Buffered are the bytes that were read and not taken; valid until the next read.
+func (c *Conn) Buffered() []byte { return c.buf[c.from:c.to] }
+
+// Discard takes n bytes of what is buffered. They stay valid until the next read.
+func (c *Conn) Discard(n int) { c.from += n }
+
+// Release gives an empty buffer back at once, not with the next wait.
+func (c *Conn) Release() {
+	if c.from < c.to {
+		return
+	}
+	if c.pooled != nil {
+		buffers.Put(c.pooled)
+	}
+	c.pooled, c.buf, c.from, c.to = nil, nil, 0, 0
+}
+
+// room makes room for more bytes behind those that are buffered.
+func (c *Conn) room() {
+	switch {
+	case c.buf == nil:
+		c.pooled = buffers.Get().(*[]byte)
+		c.buf = *c.pooled
+	case c.from == c.to:
+		c.from, c.to = 0, 0
+	case c.to < len(c.buf):
+	case c.from > 0:
+		c.to = copy(c.buf, c.buf[c.from:c.to])
+		c.from = 0
+	default:
+		larger := make([]byte, 2*len(c.buf))
+		n := copy(larger, c.buf[:c.to])
+		c.from = c.to
+		c.Release()
+		c.buf, c.to = larger, n
+	}
+}
+
+// Fill waits for at least one byte more than is buffered; the buffer grows as needed.
+func (c *Conn) Fill() error {
+	n, err := c.read(nil)
+	c.to += n
+	if n > 0 {
+		return nil // an error comes again
+	}
+	c.Release()
+	return err
+}
+
+// Read takes what is buffered, or waits.
+func (c *Conn) Read(p []byte) (int, error) {
+	if c.from < c.to {
+		n := copy(p, c.buf[c.from:c.to])
+		c.Discard(n)
+		return n, nil
+	}
+	if len(p) >= bufferBytes {
+		return c.read(p)
+	}
+	if err := c.Fill(); err != nil {
+		return 0, err
+	}
+	return c.Read(p)
+}
+
+// read reads once, into p or behind what is buffered.
+func (c *Conn) read(p []byte) (int, error) {
+	if err := c.reads.renew(c.Conn.SetReadDeadline, c.raw == nil); err != nil {
+		return 0, err
+	}
+	if c.raw == nil {
+		if p == nil {
+			c.room()
+			p = c.buf[c.to:]
+		}
+		return c.Conn.Read(p)
+	}
+	c.into, c.n, c.err = p, 0, nil
+	err := c.raw.Read(c.readFn)
+	c.into = nil
+	if err != nil {
+		return 0, err
+	}
+	return c.n, c.err
+}
+
+// tryRead is called when there may be bytes; false waits until there are.
+func (c *Conn) tryRead(fd uintptr) bool {
+	p := c.into
+	if p == nil {
+		c.room()
+		p = c.buf[c.to:]
+	}
+	for {
+		n, err := syscall.Read(int(fd), p)
+		switch {
+		case err == nil && n > 0:
+			c.n = n
+		case err == nil:
+			c.err = io.EOF
+		case errors.Is(err, syscall.EAGAIN):
+			c.Release()
+			c.err = c.reads.set(c.Conn.SetReadDeadline)
+			return c.err != nil
+		case errors.Is(err, syscall.EINTR):
+			continue
+		default:
+			c.err = &net.OpError{Op: "read", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
+		}
+		return true
+	}
+}
+
+// Write writes all of p.
+func (c *Conn) Write(p []byte) (int, error) {
+	if err := c.writes.renew(c.Conn.SetWriteDeadline, c.raw == nil); err != nil {
+		return 0, err
+	}
+	if c.raw == nil {
+		return c.Conn.Write(p)
+	}
+	c.out, c.writeErr = p, nil
+	err := c.raw.Write(c.writeFn)
+	n := len(p) - len(c.out)
+	c.out = nil
+	if err == nil {
+		err = c.writeErr
+	}
+	return n, err
+}
+
+// tryWrite is called when there may be room; false waits until there is.
+func (c *Conn) tryWrite(fd uintptr) bool {
+	for len(c.out) > 0 {
+		n, err := syscall.Write(int(fd), c.out)
+		if n > 0 {
+			c.out = c.out[n:]
+		}
+		switch {
+		case err == nil, errors.Is(err, syscall.EINTR):
+		case errors.Is(err, syscall.EAGAIN):
+			c.writeErr = c.writes.set(c.Conn.SetWriteDeadline)
+			return c.writeErr != nil
+		default:
+			c.writeErr = &net.OpError{Op: "write", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
+			return true
+		}
+	}
+	return true
+}
+
+// ReadBy bounds the waits of later reads; zero: no bound. The reader calls it.
+func (c *Conn) ReadBy(t time.Time) { c.reads.want = t }
+
+// WriteBy bounds the waits of later writes; zero: no bound. The writer calls it.
+func (c *Conn) WriteBy(t time.Time) { c.writes.want = t }
+
+// renew lifts a deadline that may have passed since, and that nobody wants any more; eager: it sets the wanted one.
+func (d *deadline) renew(set func(time.Time) error, eager bool) error {
+	if d.has == d.want || d.has.IsZero() && !eager {
+		return nil
+	}
+	return d.set(set)
+}
+
+// set makes the connection have the wanted deadline.
+func (d *deadline) set(set func(time.Time) error) error {
+	if d.has == d.want {
+		return nil
+	}
+	d.has = d.want
+	return set(d.want)
+}

@@ -1,0 +1,147 @@
+package sock
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+)
+
+// pair is a connection over TCP and one in memory, which has no socket.
+func pair(t *testing.T, tcp bool) (*Conn, net.Conn) {
+	t.Helper()
+	a, b := net.Pipe()
+	if tcp {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		if a, err = net.Dial("tcp", l.Addr().String()); err != nil {
+			t.Fatal(err)
+		}
+		if b, err = l.Accept(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { a.Close(); b.Close() })
+	c := New(a)
+	if (c.Raw() != nil) != tcp {
+		t.Fatalf("socket: %v", c.Raw())
+	}
+	return c, b
+}
+
+func both(t *testing.T, f func(t *testing.T, c *Conn, peer net.Conn)) {
+	for name, tcp := range map[string]bool{"tcp": true, "pipe": false} {
+		t.Run(name, func(t *testing.T) {
+			c, peer := pair(t, tcp)
+			f(t, c, peer)
+		})
+	}
+}
+
+func TestFillDiscardRead(t *testing.T) {
+	both(t, func(t *testing.T, c *Conn, peer net.Conn) {
+		go func() { _, _ = io.WriteString(peer, "head body") }()
+		for len(c.Buffered()) < 9 {
+			if err := c.Fill(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		line := c.Buffered()[:5]
+		c.Discard(5)
+		if string(line) != "head " || string(c.Buffered()) != "body" {
+			t.Errorf("%q, then %q", line, c.Buffered())
+		}
+		small := make([]byte, 3)
+		if n, err := c.Read(small); n != 3 || err != nil || string(small) != "bod" {
+			t.Errorf("%d %v %q", n, err, small)
+		}
+		go func() { _, _ = peer.Write(bytes.Repeat([]byte("z"), 5*bufferBytes)); peer.Close() }()
+		for {
+			if err := c.Fill(); err != nil { // behind what is there: the buffer grows
+				if !errors.Is(err, io.EOF) {
+					t.Error(err)
+				}
+				break
+			}
+		}
+		if len(c.Buffered()) != 1+5*bufferBytes {
+			t.Errorf("%d bytes are buffered", len(c.Buffered()))
+		}
+		rest, err := io.ReadAll(c)
+		if len(rest) != 1+5*bufferBytes || err != nil {
+			t.Errorf("%d bytes, %v", len(rest), err)
+		}
+	})
+}
+
+func TestNoBufferIsHeldWhileASocketWaits(t *testing.T) {
+	c, peer := pair(t, true)
+	for range 3 {
+		got := make(chan error)
+		go func() { got <- c.Fill() }()
+		time.Sleep(10 * time.Millisecond) // most likely it waits by now
+		if _, err := io.WriteString(peer, "x"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-got; err != nil || string(c.Buffered()) != "x" {
+			t.Fatalf("%v %q", err, c.Buffered())
+		}
+		c.Discard(1)
+	}
+	c.Release()
+	if c.buf != nil || c.pooled != nil {
+		t.Error("an empty buffer is held")
+	}
+}
+
+func TestDeadlines(t *testing.T) {
+	both(t, func(t *testing.T, c *Conn, peer net.Conn) {
+		for range 2 {
+			c.ReadBy(time.Now().Add(10 * time.Millisecond))
+			if err := c.Fill(); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("got %v", err)
+			}
+		}
+		c.ReadBy(time.Time{})
+		go func() { _, _ = io.WriteString(peer, "x") }()
+		if err := c.Fill(); err != nil {
+			t.Errorf("after one that passed: %v", err)
+		}
+		c.WriteBy(time.Now().Add(10 * time.Millisecond))
+		var err error
+		for n := 0; err == nil && n < 1000; n++ {
+			_, err = c.Write(make([]byte, 64<<10)) // until nothing fits
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("write: %v", err)
+		}
+	})
+}
+
+func TestCloseEndsAWait(t *testing.T) {
+	both(t, func(t *testing.T, c *Conn, _ net.Conn) {
+		got := make(chan error)
+		go func() { got <- c.Fill() }()
+		c.Close()
+		if err := <-got; err == nil {
+			t.Error("a closed connection gave bytes")
+		}
+	})
+}
+
+func TestWriteNeedsNoReader(t *testing.T) {
+	both(t, func(t *testing.T, c *Conn, peer net.Conn) {
+		sent := bytes.Repeat([]byte("0123456789"), 200<<10)
+		go func() { _, _ = c.Write(sent); c.Close() }()
+		got, err := io.ReadAll(peer)
+		if err != nil || !bytes.Equal(got, sent) {
+			t.Errorf("%d bytes of %d, %v", len(got), len(sent), err)
+		}
+	})
+}
