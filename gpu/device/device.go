@@ -77,7 +77,7 @@ func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) 
 	d.Info = d.backend.Info()
 	cfg := engine.Config{
 		MaxBatchSize: o.MaxBatchSize, MaxNumTokens: o.MaxNumTokens, MaxWaiting: o.MaxWaiting, Overlap: o.Overlap,
-		PrefixReuse: o.PrefixReuse, HostKVBytes: int64(o.KVHostMemory), EOS: d.Model.Config.EOS, Now: now, Logger: log, MaxStepRecords: o.Sink.MaxStepRecords,
+		PrefixReuse: o.PrefixReuse, HostKVBytes: int64(o.KVHostMemory), DiskKVDir: o.KVDisk.Dir, DiskKVBytes: int64(o.KVDisk.Size), EOS: d.Model.Config.EOS, Now: now, Logger: log, MaxStepRecords: o.Sink.MaxStepRecords,
 		ExportDeadline: holdLimit, ReserveDeadline: holdLimit, KVEvents: o.KVEvents, Epoch: o.KVEpoch,
 		Profile: &profile.Options{Name: o.Sink.Node, Dir: o.ProfileDir, Windows: o.ProfileStartStop},
 	}

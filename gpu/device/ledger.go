@@ -57,6 +57,12 @@ func (d *Device) Static(node, clockID string) rows.Static {
 	if d.Info.Device == "cuda" {
 		s.Tier = "gpu"
 	}
+	if cfg.HostKVBytes > 0 {
+		s.HostTier = "host"
+	}
+	if cfg.DiskKVDir != "" {
+		s.DiskTier = "disk"
+	}
 	return s
 }
 

@@ -32,6 +32,7 @@ type Options struct {
 	MemoryFraction float64 `help:"cuda: part of the card's memory, from 0 to 1, that this node may hold; KV gets what model and activations leave. 0: see --kv-memory." default:"0" name:"gpu-memory-fraction"`
 	KernelCache    string  `help:"cuda: folder of compiled kernels. Empty: in the user's cache folder." type:"path" placeholder:"DIR"`
 	KVHostMemory   Size    `help:"Memory of the host that keeps KV blocks which the device evicts, such as 4GiB; they are loaded again when a prompt needs them. 0: none." default:"0" name:"kv-host-memory"`
+	KVDisk         DirSize `help:"Folder that keeps KV blocks beyond the life of the node, and how much, such as /var/lib/meridian/kv 100GiB. One node a folder. What another model has left there is discarded." name:"kv-disk" type:"pair" placeholder:"DIR SIZE"`
 	Ranks          int     `help:"Data-parallel ranks." default:"1"`
 	PP             int     `help:"Pipeline stages." default:"1" name:"pp"`
 	Overlap        bool    `help:"Prepare the next step while the device runs one." default:"true" negatable:""`
@@ -80,6 +81,29 @@ func (s *Size) UnmarshalText(b []byte) error {
 	return nil
 }
 
+// DirSize is a folder and the bytes that may be kept there, written as "DIR SIZE". The zero value is none.
+type DirSize struct {
+	Dir  string
+	Size Size
+}
+
+// UnmarshalText reads a folder and a size.
+func (d *DirSize) UnmarshalText(b []byte) error {
+	text := strings.TrimSpace(string(b))
+	at := strings.LastIndexAny(text, " \t")
+	if at < 0 {
+		return fmt.Errorf("%q: want a folder and a size, such as /var/lib/meridian/kv 100GiB", b)
+	}
+	if err := d.Size.UnmarshalText([]byte(text[at+1:])); err != nil {
+		return err
+	}
+	if d.Size == 0 {
+		return fmt.Errorf("%q: the size must be more than 0", b)
+	}
+	d.Dir = strings.TrimSpace(text[:at])
+	return nil
+}
+
 // ErrUnavailable is returned when an option asks for what this build does not have.
 var ErrUnavailable = errors.New("not available in this build")
 
@@ -119,6 +143,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("--pp %d: %w; 1 is", o.PP, ErrUnavailable)
 	case o.KVHostMemory > 0 && !o.PrefixReuse:
 		return fmt.Errorf("--kv-host-memory %d keeps blocks for reuse, which --no-prefix-reuse forbids: give one of them", o.KVHostMemory)
+	case o.KVDisk.Dir != "" && !o.PrefixReuse:
+		return fmt.Errorf("--kv-disk %q keeps blocks for reuse, which --no-prefix-reuse forbids: give one of them", o.KVDisk.Dir)
 	case o.Sim.Step < 0 || o.Sim.PrefillToken < 0 || o.Sim.Decode < 0 || o.Sim.KVToken < 0 || o.Sim.CopyByte < 0:
 		return fmt.Errorf("--sim-*: a time must not be negative: %+v", o.Sim)
 	}

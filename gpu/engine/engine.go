@@ -36,6 +36,8 @@ type Config struct {
 	Overlap      bool
 	PrefixReuse  bool
 	HostKVBytes  int64 // host memory that keeps KV blocks which the device evicts; 0 or no PrefixReuse: none
+	DiskKVBytes  int64 // of the files in DiskKVDir, which keep KV blocks beyond the life of the engine
+	DiskKVDir    string
 	EOS          []int32
 	// ExportDeadline is how long the KV of a finished prefill waits for its transfer; 0: 30 s.
 	ExportDeadline time.Duration
@@ -101,7 +103,7 @@ type Engine struct {
 
 	// Owned by the goroutine of Run.
 	pool      *kv.Pool
-	tier      tier
+	tiers     tiers
 	sched     *sched.Scheduler
 	flights   []*flight // submitted steps, oldest first; at most depth
 	idle      []*flight // step buffers to reuse
@@ -144,7 +146,9 @@ func New(cfg Config, b backend.Backend) (*Engine, error) {
 		commands: mailbox{wake: make(chan struct{}, 1)}, meter: meter{read: cfg.Energy},
 	}
 	e.pool = kv.New(info.KVBlocks, info.TokensPerBlock, blockhash.Root(info.ModelHash, ""), e.poolEvents())
-	e.openTier()
+	if err := e.openTiers(); err != nil {
+		return nil, err
+	}
 	e.sched = sched.New(sched.Config{
 		MaxBatchSize: cfg.MaxBatchSize, MaxNumTokens: cfg.MaxNumTokens, PrefixReuse: cfg.PrefixReuse, OnAdmit: e.admitted,
 	}, e.pool)
@@ -234,7 +238,7 @@ const stopWait = 10 * time.Second
 
 // stop ends everything that is left.
 func (e *Engine) stop(cause error) error {
-	e.awaitMoves()
+	e.closeTiers()
 	for _, command := range e.commands.close() {
 		command()
 	}

@@ -35,6 +35,8 @@ type Iteration struct {
 	Decoded      int // those of them that decode entries gave
 	PromptTokens int // of NewActive
 	CachedTokens int // of these, not computed here
+	CachedHost   int // of CachedTokens, loaded from host memory
+	CachedDisk   int // and from disk
 	DecodeBlocks int // KV blocks that decode entries took
 	ProbeBlocks  int // new KV blocks of probes: no record has them
 	Requests     []RequestState
@@ -101,6 +103,8 @@ func (e *Engine) activated(s *Sequence) {
 	e.interval.QueuedNS += e.cfg.Now() - s.report.QueuedNS
 	e.interval.PromptTokens += s.report.PromptTokens
 	e.interval.CachedTokens += s.report.CachedTokens
+	e.interval.CachedHost += s.report.KV.HostBlocks * e.info.TokensPerBlock
+	e.interval.CachedDisk += s.report.KV.DiskBlocks * e.info.TokensPerBlock
 }
 
 // count counts the entries of the batch.

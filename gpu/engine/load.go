@@ -68,10 +68,10 @@ func (e *Engine) LeakedBlocks() int {
 		for x := range e.exports {
 			own(x.blocks)
 		}
-		for m := range e.tier.out {
+		for m := range e.tiers.out {
 			owned[m.Device] = true
 		}
-		for s := range e.tier.in {
+		for s := range e.tiers.in {
 			ownSeq(&s.q)
 		}
 		n = e.pool.Unowned(owned)
@@ -103,8 +103,11 @@ func (e *Engine) poolEvents() kv.Events {
 		e.cfg.KVEvents(ev)
 	}
 	return kv.Events{
-		Stored: func(parent, hash blockhash.Hash, tokens []int32) {
-			emit(kvevent.Event{Type: kvevent.Stored, Parent: &parent, Blocks: []kvevent.Block{{Hash: hash, Tokens: tokens}}})
+		Stored: func(parent, hash blockhash.Hash, tokens []int32, in kvevent.Tier) {
+			emit(kvevent.Event{Type: kvevent.Stored, Parent: &parent, Blocks: []kvevent.Block{{Hash: hash, Tier: in, Tokens: tokens}}})
+		},
+		Moved: func(hash blockhash.Hash, from, to kvevent.Tier) {
+			emit(kvevent.Event{Type: kvevent.Moved, Moved: &kvevent.Move{Hash: hash, From: from, To: to}})
 		},
 		Removed: func(hash blockhash.Hash) {
 			emit(kvevent.Event{Type: kvevent.Removed, Removed: []blockhash.Hash{hash}})

@@ -1,8 +1,10 @@
 package engine
 
 import (
+	"meridian.internal/gpu/kv"
 	"meridian.internal/gpu/sched"
 	"meridian.internal/shared/infer"
+	"meridian.internal/shared/kvevent"
 )
 
 // admitted takes note that a sequence got its slot and blocks. It begins when its blocks are loaded from the host.
@@ -64,7 +66,7 @@ func (s *Sequence) countBlocks(q *sched.Seq) {
 	attached := q.Prefix.Blocks()
 	kv.AllocTotalBlocks += len(q.Blocks)
 	s.tookBlocks(len(q.Blocks) - attached)
-	kv.ReusedBlocks += attached + len(q.Loads)
+	kv.ReusedBlocks += attached
 	if q.Copy.Tokens > 0 {
 		kv.ReusedBlocks++
 		kv.PartialBlocks++
@@ -72,6 +74,21 @@ func (s *Sequence) countBlocks(q *sched.Seq) {
 	kv.MissedBlocks += int(totals.Missed - s.e.missed)
 	s.e.missed = totals.Missed
 	s.blocks = len(q.Blocks)
+}
+
+// countLoads counts the blocks that tiers below the device gave, and those that they failed to give.
+func (s *Sequence) countLoads(loads []kv.Move, good int) {
+	c := &s.report.KV
+	for _, m := range loads[:good] {
+		if m.Tier == kvevent.Host {
+			c.HostBlocks++
+		} else {
+			c.DiskBlocks++
+		}
+	}
+	c.ReusedBlocks += good
+	c.MissedBlocks += len(loads) - good
+	s.e.missed += int64(len(loads) - good)
 }
 
 // tookBlocks counts new blocks.

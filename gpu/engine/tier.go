@@ -1,37 +1,69 @@
 package engine
 
 import (
+	"fmt"
+	"time"
+
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/kv"
+	"meridian.internal/gpu/kvdisk"
 	"meridian.internal/shared/infer"
+	"meridian.internal/shared/kvevent"
 )
 
-// tier is the host memory that keeps KV blocks which the device may evict. Only the engine's goroutine uses it; the device
-// reads and writes the bytes of a block while a move of it runs.
-type tier struct {
+// tiers are the memories that keep KV blocks which the device may evict: host memory and files. Only the engine's goroutine
+// uses them; device and file system read and write the bytes of a block while a move of it runs.
+type tiers struct {
 	block int                    // bytes of a block in the canonical layout
-	bytes []byte                 // empty: there is no second tier
-	out   map[kv.Move]struct{}   // copies to the host in flight
-	in    map[*Sequence]struct{} // sequences whose copies from the host are in flight
+	host  []byte                 // empty: there is none
+	disk  *kvdisk.Files          // nil: there is none
+	out   map[kv.Move]struct{}   // copies from the device in flight
+	in    map[*Sequence]struct{} // sequences whose copies to the device are in flight
+	// Writing to a disk that refuses is tried again then; what it has can be read meanwhile.
+	diskAfterNS int64
+	diskFailed  int64
 }
 
-// maxOffloads bounds the copies to the host that run beside the work.
-const maxOffloads = 4
+const (
+	// maxOffloads bounds the copies to a tier that run beside the work.
+	maxOffloads = 4
+	// diskPause is how long nothing is written after the disk has refused something: it may be full.
+	diskPause = 10 * time.Second
+)
 
-// openTier takes the host memory for KV.
-func (e *Engine) openTier() {
-	st := e.info.Stage
-	e.tier.out, e.tier.in = map[kv.Move]struct{}{}, map[*Sequence]struct{}{}
-	e.tier.block = e.info.KVBytes(st.First, st.End) * e.info.TokensPerBlock
-	n := int(e.cfg.HostKVBytes / int64(e.tier.block))
-	if n == 0 || !e.cfg.PrefixReuse {
-		return
+// openTiers takes the host memory and the files for KV.
+func (e *Engine) openTiers() error {
+	st, t := e.info.Stage, &e.tiers
+	t.out, t.in = map[kv.Move]struct{}{}, map[*Sequence]struct{}{}
+	t.block = e.info.KVBytes(st.First, st.End) * e.info.TokensPerBlock
+	if !e.cfg.PrefixReuse {
+		return nil
 	}
-	e.tier.bytes = make([]byte, n*e.tier.block)
-	e.pool.AddHost(n)
+	if n := int(e.cfg.HostKVBytes / int64(t.block)); n > 0 {
+		t.host = make([]byte, n*t.block)
+		e.pool.AddTier(kvevent.Host, n, nil)
+	}
+	if e.cfg.DiskKVDir == "" {
+		return nil
+	}
+	i := &e.info
+	files, kept, discarded, err := kvdisk.Open(kvdisk.Options{
+		Dir: e.cfg.DiskKVDir, Bytes: e.cfg.DiskKVBytes, Tokens: i.TokensPerBlock, Block: t.block,
+		Identity: fmt.Sprintf("model %s, %s, %d layers, %d heads of %d, rope %s, numerics %s", i.ModelHash, i.KVType, i.Layers, i.KVHeads, i.HeadSize, i.RoPE, i.Numerics),
+	})
+	if err != nil {
+		return err
+	}
+	t.disk = files
+	if discarded != "" {
+		e.cfg.Logger.Warn("what the disk kept of KV is discarded", "dir", e.cfg.DiskKVDir, "why", discarded)
+	}
+	used := e.pool.AddTier(kvevent.Disk, files.Slots(), kept)
+	e.cfg.Logger.Info("kv on disk", "dir", e.cfg.DiskKVDir, "blocks", files.Slots(), "kept", used)
+	return nil
 }
 
-func (t *tier) slot(m kv.Move) []byte { return t.bytes[int(m.Host)*t.block:][:t.block] }
+func (t *tiers) slot(m kv.Move) []byte { return t.host[int(m.Slot)*t.block:][:t.block] }
 
 // whole is all of a device block.
 func (e *Engine) whole(m kv.Move) []backend.Region {
@@ -39,46 +71,104 @@ func (e *Engine) whole(m kv.Move) []backend.Region {
 	return Regions(nil, e.info, []int32{m.Device}, infer.Span{LayerFrom: st.First, LayerTo: st.End, TokenTo: e.info.TokensPerBlock})
 }
 
-// offload begins copies of cached blocks to the host.
+// offload begins copies of cached blocks to the tiers.
 func (e *Engine) offload() {
-	for len(e.tier.out) < maxOffloads {
-		m, ok := e.pool.NextOffload()
+	for e.tiers.running(kvevent.Host) < maxOffloads {
+		m, ok := e.pool.NextOffload(kvevent.Host)
 		if !ok {
-			return
+			break
 		}
-		e.tier.out[m] = struct{}{}
-		c := e.b.CopyOut(e.whole(m), e.tier.slot(m))
-		go func() {
-			<-c.Done()
-			e.post(func() {
-				delete(e.tier.out, m)
-				e.pool.Offloaded(m, c.Err == nil)
-				e.complain("to the host", c.Err)
-			})
-		}()
+		e.store(m, e.tiers.slot(m), func() error { return nil })
+	}
+	if e.tiers.disk == nil || e.cfg.Now() < e.tiers.diskAfterNS {
+		return
+	}
+	for e.tiers.running(kvevent.Disk) < maxOffloads {
+		m, ok := e.pool.NextOffload(kvevent.Disk)
+		if !ok {
+			break
+		}
+		keep, data := e.pool.Keep(m), make([]byte, e.tiers.block)
+		e.store(m, data, func() error { return e.tiers.disk.Write(keep, data) })
 	}
 }
 
-// onboard begins the copies from the host that a sequence waits for.
+// running counts the copies to a tier.
+func (t *tiers) running(tier kvevent.Tier) int {
+	n := 0
+	for m := range t.out {
+		if m.Tier == tier {
+			n++
+		}
+	}
+	return n
+}
+
+// store copies a device block to data, and then does what keeps it.
+func (e *Engine) store(m kv.Move, data []byte, keep func() error) {
+	e.tiers.out[m] = struct{}{}
+	c := e.b.CopyOut(e.whole(m), data)
+	go func() {
+		<-c.Done()
+		err := c.Err
+		if err == nil {
+			err = keep()
+		}
+		e.post(func() {
+			delete(e.tiers.out, m)
+			e.pool.Offloaded(m, err == nil)
+			if err == nil {
+				return
+			}
+			if m.Tier == kvevent.Disk {
+				e.tiers.diskAfterNS = e.cfg.Now() + diskPause.Nanoseconds()
+				e.tiers.diskFailed++
+			}
+			e.cfg.Logger.Warn("kv block was not stored", "tier", m.Tier, "error", err)
+		})
+	}()
+}
+
+// onboard begins the copies to the device that a sequence waits for.
 func (e *Engine) onboard(s *Sequence) {
 	e.sched.Enter(&s.q)
-	e.tier.in[s] = struct{}{}
-	copies := make([]*backend.Copy, len(s.q.Loads))
+	e.tiers.in[s] = struct{}{}
+	copies, keeps := make([]*backend.Copy, len(s.q.Loads)), make([]kv.Kept, len(s.q.Loads))
 	for i, m := range s.q.Loads {
-		copies[i] = e.b.CopyIn(e.whole(m), e.tier.slot(m))
+		if m.Tier == kvevent.Host {
+			copies[i] = e.b.CopyIn(e.whole(m), e.tiers.slot(m))
+		} else {
+			keeps[i] = e.pool.Keep(m)
+		}
 	}
+	loads := s.q.Loads
 	go func() {
-		var err error
-		for _, c := range copies {
-			<-c.Done()
-			if c.Err != nil {
+		good := 0
+		var failed error
+		for i, c := range copies {
+			var err error
+			if c == nil && failed == nil {
+				c, err = e.read(loads[i], keeps[i])
+			}
+			if c != nil { // also after a failure: the copy names a block
+				<-c.Done()
 				err = c.Err
+			}
+			switch {
+			case failed != nil:
+			case err != nil:
+				failed = err
+			default:
+				good++
 			}
 		}
 		e.post(func() {
-			delete(e.tier.in, s)
-			e.complain("from the host", err)
-			e.sched.Loaded(&s.q, err == nil)
+			delete(e.tiers.in, s)
+			if failed != nil {
+				e.cfg.Logger.Warn("kv block was not loaded; it is computed", "request_id", s.req.ID, "tier", loads[good].Tier, "error", failed)
+			}
+			s.countLoads(loads, good)
+			e.sched.Loaded(&s.q, good)
 			if !s.ended {
 				e.begin(s)
 			}
@@ -86,16 +176,19 @@ func (e *Engine) onboard(s *Sequence) {
 	}()
 }
 
-func (e *Engine) complain(way string, err error) {
-	if err != nil {
-		e.cfg.Logger.Warn("kv block was not copied "+way, "error", err)
+// read begins the copy of a block of the disk.
+func (e *Engine) read(m kv.Move, k kv.Kept) (*backend.Copy, error) {
+	data := make([]byte, e.tiers.block)
+	if err := e.tiers.disk.Read(k, data); err != nil {
+		return nil, err
 	}
+	return e.b.CopyIn(e.whole(m), data), nil
 }
 
-// awaitMoves waits, at the end of Run, for the copies between the tiers: they name blocks and memory.
-func (e *Engine) awaitMoves() {
+// closeTiers waits, at the end of Run, for the copies between the tiers: they name blocks and memory.
+func (e *Engine) closeTiers() {
 	e.timer.Reset(stopWait)
-	for len(e.tier.out)+len(e.tier.in) > 0 {
+	for len(e.tiers.out)+len(e.tiers.in) > 0 {
 		select {
 		case <-e.commands.wake:
 			for _, command := range e.commands.take() {
@@ -104,5 +197,8 @@ func (e *Engine) awaitMoves() {
 		case <-e.timer.C:
 			return
 		}
+	}
+	if e.tiers.disk != nil {
+		e.tiers.disk.Close()
 	}
 }

@@ -109,8 +109,8 @@ func TestAFailedLoadIsComputed(t *testing.T) {
 		broken.in = true
 		again := r.run(request(24, 1, 6))
 		sameText(t, "after a failed load", again.ids, first.ids)
-		if s := r.pool.Stats(); s.Offloaded == 0 || s.Loaded != 0 || again.done.Report.CachedTokens >= 20 {
-			t.Errorf("%d blocks offloaded, %d loaded, %d tokens cached", s.Offloaded, s.Loaded, again.done.Report.CachedTokens)
+		if s := r.pool.Stats(); s.Host.Stored == 0 || s.Loaded != 0 || again.done.Report.CachedTokens >= 20 {
+			t.Errorf("%d blocks offloaded, %d loaded, %d tokens cached", s.Host.Stored, s.Loaded, again.done.Report.CachedTokens)
 		}
 		broken.in, broken.out = false, true
 		r.run(request(40, 3, 20))

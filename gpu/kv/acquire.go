@@ -13,7 +13,7 @@ type Want struct {
 type Grant struct {
 	Blocks []int32 // each held once
 	Prefix Prefix  // the first blocks hold their content already
-	Loads  []Move  // the next ones get theirs from the host; the owner copies, calls Loaded, and may then publish them
+	Loads  []Move  // the next ones get theirs from tiers below; the owner copies, calls Loaded, and may then publish them
 	Copy   Copy    // the one after these, if there are no Loads, gets a part
 }
 
@@ -29,28 +29,30 @@ func (p *Pool) Acquire(w Want) (Grant, bool) {
 	totals, n := p.totals, p.Blocks(w.Total)
 	var g Grant
 	g.Blocks, g.Prefix = p.Match(make([]int32, 0, n), w.Tokens, w.Limit)
-	hosted, end := p.matchHost(g.Prefix, w.Tokens, w.Limit)
+	loads, end := p.matchBelow(g.Prefix, w.Tokens, w.Limit)
 	need := n - len(g.Blocks)
 	if p.Available() < need+w.Spare {
 		p.Release(g.Blocks)
-		for _, id := range hosted {
-			p.host.unpin(id)
+		for _, m := range loads {
+			p.tier(m.Tier).unpin(m.Slot)
 		}
 		p.totals = totals
 		return Grant{}, false
 	}
-	if w.Partial && len(hosted) == 0 {
+	if w.Partial && len(loads) == 0 {
 		g.Copy = p.part(end, w, p.Available()-need-w.Spare)
 	}
 	g.Blocks, _ = p.Alloc(g.Blocks, need)
 	if g.Copy.Tokens > 0 {
 		g.Copy.To = g.Blocks[end.n]
 	}
-	for i, id := range hosted {
-		g.Loads = append(g.Loads, Move{Device: g.Blocks[g.Prefix.n+i], Host: id})
+	for i := range loads {
+		loads[i].Device = g.Blocks[g.Prefix.n+i]
+		p.tier(loads[i].Tier).moved.Loaded++
 	}
-	p.totals.Loaded += int64(len(hosted))
-	p.totals.Missed -= int64(len(hosted))
+	g.Loads = loads
+	p.totals.Loaded += int64(len(loads))
+	p.totals.Missed -= int64(len(loads))
 	return g, true
 }
 

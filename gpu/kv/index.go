@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"meridian.internal/shared/blockhash"
+	"meridian.internal/shared/kvevent"
 )
 
 // Prefix is how far the full blocks of one sequence are known to the index. The zero value is the start of a sequence.
@@ -75,18 +76,21 @@ func (p *Pool) name(id int32, parent Prefix, hash blockhash.Hash, tokens []int32
 		p.unindex(id)
 	}
 	b.indexed = true
-	at, known := p.host.find(hash, parent.serial, tokens)
-	if known {
-		b.content = p.host.blocks[at].content
+	was, _ := p.levelOf(hash)
+	tier, at := p.findBelow(hash, parent.serial, tokens)
+	if tier != nil {
+		b.content = tier.slots[at].content
 	} else {
 		p.serial++
-		b.content = content{hash, p.serial, parent.serial, slices.Clone(tokens)}
+		b.content = content{parent.hash, hash, p.serial, parent.serial, slices.Clone(tokens)}
 	}
 	p.index[hash] = id
 	b.sibling = int32(len(p.children[b.parent]))
 	p.children[b.parent] = append(p.children[b.parent], id)
-	if !known && p.events.Stored != nil {
-		p.events.Stored(parent.hash, hash, b.tokens)
+	if tier != nil {
+		p.tellMoved(hash, was)
+	} else {
+		p.tellStored(&b.content, kvevent.Device)
 	}
 	return b.serial
 }
@@ -113,9 +117,7 @@ func (p *Pool) unindex(id int32) {
 	} else {
 		delete(p.children, b.parent)
 	}
-	if !p.host.holds(b.content) && p.events.Removed != nil {
-		p.events.Removed(b.hash)
-	}
+	p.tellMoved(b.hash, kvevent.Device)
 	b.indexed, b.content = false, content{}
 }
 
@@ -158,7 +160,7 @@ func (p *Pool) Check() error {
 	if err := p.checkLists(); err != nil {
 		return err
 	}
-	return p.checkHost()
+	return p.checkBelow()
 }
 
 func (p *Pool) checkLists() error {

@@ -12,8 +12,8 @@
 // A block is found by the chained hash of its prefix and attached only if its tokens are equal and its parent is the very
 // content that was attached before it, so a hash collision costs a miss and never gives wrong text.
 //
-// Of a block whose beginning only is wanted, that part can be copied into an empty one (Grant.Copy). With a second tier
-// (AddHost) what the device evicts can be loaded again (Grant.Loads). The pool says what to copy; its owner does it.
+// Of a block whose beginning only is wanted, that part can be copied into an empty one (Grant.Copy). With tiers below the device
+// (AddTier) what it evicts can be loaded again (Grant.Loads). The pool says what to copy; its owner does it.
 package kv
 
 import (
@@ -21,6 +21,7 @@ import (
 	"slices"
 
 	"meridian.internal/shared/blockhash"
+	"meridian.internal/shared/kvevent"
 )
 
 // none ends a list of blocks.
@@ -29,17 +30,17 @@ const none = int32(-1)
 type block struct {
 	refs, leases int32
 	indexed      bool
-	queued       bool // for the host
+	queued       uint8 // bit i: for the tier below[i]
 	sibling      int32
 	content
 }
 
 // content is what a block holds, once it has a name.
 type content struct {
-	hash   blockhash.Hash
-	serial uint64 // names the content, in every tier; a parent is remembered by it
-	parent uint64 // serial of the parent's content, 0 for the first block of a prefix
-	tokens []int32
+	parentHash, hash blockhash.Hash
+	serial           uint64 // names the content, in every tier; a parent is remembered by it
+	parent           uint64 // serial of the parent's content, 0 for the first block of a prefix
+	tokens           []int32
 }
 
 // is tells whether the content is that of these tokens after that parent: a hash alone proves nothing.
@@ -47,10 +48,41 @@ func (c *content) is(parent uint64, tokens []int32) bool {
 	return c.parent == parent && slices.Equal(c.tokens, tokens)
 }
 
-// Events are told of changes of the index, in order. A nil function is not called; the tokens may be kept, not changed.
+// Events are told of changes of the index, in order: what is stored in a tier, moves to another one, the fastest that has it,
+// or is removed from the last. A nil function is not called; the tokens may be kept, not changed.
 type Events struct {
-	Stored  func(parent, hash blockhash.Hash, tokens []int32)
+	Stored  func(parent, hash blockhash.Hash, tokens []int32, in kvevent.Tier)
+	Moved   func(hash blockhash.Hash, from, to kvevent.Tier)
 	Removed func(hash blockhash.Hash)
+}
+
+func (p *Pool) tellStored(c *content, in kvevent.Tier) {
+	if p.events.Stored != nil {
+		p.events.Stored(c.parentHash, c.hash, c.tokens, in)
+	}
+}
+
+// tellMoved tells where a hash is now that was in a tier until now.
+func (p *Pool) tellMoved(hash blockhash.Hash, was kvevent.Tier) {
+	switch is, here := p.levelOf(hash); {
+	case !here && p.events.Removed != nil:
+		p.events.Removed(hash)
+	case here && is != was && p.events.Moved != nil:
+		p.events.Moved(hash, was, is)
+	}
+}
+
+// levelOf is the fastest tier that has a hash.
+func (p *Pool) levelOf(hash blockhash.Hash) (kvevent.Tier, bool) {
+	if _, ok := p.index[hash]; ok {
+		return kvevent.Device, true
+	}
+	for _, t := range p.below {
+		if _, ok := t.index[hash]; ok {
+			return t.tier, true
+		}
+	}
+	return 0, false
 }
 
 // Pool is the set of KV blocks of one device.
@@ -64,29 +96,33 @@ type Pool struct {
 	cached       lru
 	used, leased int
 	serial       uint64
-	host         *host // nil: there is one tier
+	below        []*below // the tiers below the device, the fastest first
 	events       Events
 	totals       Totals
 }
 
 // Totals count since the pool was made.
 type Totals struct {
-	Allocated   int64 // blocks handed out empty
-	Reused      int64 // full blocks attached as they are
-	Loaded      int64 // full blocks of which the host had the content; the blocks count as Allocated too
-	Partial     int64 // blocks of which a part was copied from another; they count as Allocated too
-	Missed      int64 // full blocks that were asked for and came from nowhere
-	Evicted     int64 // cached blocks that Alloc took
-	Freed       int64 // blocks that became free; Allocated - Freed = Used + Leased + Cached at every moment
-	Offloaded   int64 // blocks copied to the host
-	HostDropped int64 // contents that the host gave up for others
+	Allocated int64 // blocks handed out empty
+	Reused    int64 // full blocks attached as they are
+	Loaded    int64 // full blocks of which a tier below had the content; the blocks count as Allocated too
+	Partial   int64 // blocks of which a part was copied from another; they count as Allocated too
+	Missed    int64 // full blocks that were asked for and came from nowhere
+	Evicted   int64 // cached blocks that Alloc took
+	Freed     int64 // blocks that became free; Allocated - Freed = Used + Leased + Cached at every moment
 }
 
 // Stats is the state of the pool. Max = Free + Used + Leased + Cached.
 type Stats struct {
 	Max, Free, Used, Leased, Cached int
-	HostMax, HostUsed               int // blocks of host memory, 0 without a second tier
+	Host, Disk                      TierStats
 	Totals
+}
+
+// TierStats is the state of a tier below the device, all 0 if there is none.
+type TierStats struct {
+	Max, Used int // slots
+	Moved
 }
 
 // New makes a pool of free blocks of perBlock tokens each. The root is the identity of model and adapter.
@@ -105,8 +141,12 @@ func New(blocks, perBlock int, root blockhash.Hash, events Events) *Pool {
 // Stats returns the state of the pool.
 func (p *Pool) Stats() Stats {
 	s := Stats{Max: len(p.blocks), Free: len(p.free), Used: p.used, Leased: p.leased, Cached: p.cached.n, Totals: p.totals}
-	if p.host != nil {
-		s.HostMax, s.HostUsed = len(p.host.blocks), len(p.host.blocks)-len(p.host.free)
+	for _, t := range p.below {
+		at := &s.Host
+		if t.tier == kvevent.Disk {
+			at = &s.Disk
+		}
+		*at = TierStats{len(t.slots), len(t.slots) - len(t.free), t.moved}
 	}
 	return s
 }

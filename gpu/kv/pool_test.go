@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"meridian.internal/shared/blockhash"
+	"meridian.internal/shared/kvevent"
 )
 
 func tokens(n int, seed int32) []int32 {
@@ -105,7 +106,7 @@ func TestMatchFindsTheLongestPrefix(t *testing.T) {
 func TestTheLongestUnusedIsEvictedEndFirst(t *testing.T) {
 	var log []string
 	p := New(4, 2, 1, Events{
-		Stored:  func(_, _ blockhash.Hash, t []int32) { log = append(log, fmt.Sprint("stored ", t)) },
+		Stored:  func(_, _ blockhash.Hash, t []int32, _ kvevent.Tier) { log = append(log, fmt.Sprint("stored ", t)) },
 		Removed: func(blockhash.Hash) { log = append(log, "removed") },
 	})
 	p.Release(filled(t, p, tokens(4, 1)))
@@ -236,12 +237,52 @@ func TestMisuseIsABrokenInvariant(t *testing.T) {
 type model struct {
 	refs, leases map[int32]int
 	content      map[int32][]int32 // what the device would hold, whole prefix, by block
-	host         map[int32][]int32
-	moves        []Move    // to the host, in flight
-	held         [][]int32 // one entry a holder
+	below        map[Move][]int32  // by tier and slot
+	moves        []Move            // to tiers below, in flight
+	held         [][]int32         // one entry a holder
 	leased       [][]int32
-	loaded       int
+	told         map[blockhash.Hash]kvevent.Tier // by events
+	loaded       map[kvevent.Tier]int
 	copied       int
+}
+
+// events follow the pool as somebody else does, who hears nothing but them.
+func (m *model) events(t *testing.T) Events {
+	return Events{
+		Stored: func(_, hash blockhash.Hash, _ []int32, in kvevent.Tier) { m.told[hash] = in },
+		Moved: func(hash blockhash.Hash, from, to kvevent.Tier) {
+			if was, ok := m.told[hash]; !ok || was != from || from == to {
+				t.Errorf("%x moved from %s to %s; it was told to be in %s (%t)", hash, from, to, was, ok)
+			}
+			m.told[hash] = to
+		},
+		Removed: func(hash blockhash.Hash) {
+			if _, ok := m.told[hash]; !ok {
+				t.Errorf("%x was removed, and was nowhere", hash)
+			}
+			delete(m.told, hash)
+		},
+	}
+}
+
+// levels verifies that the events told the tier of everything.
+func (m *model) levels(t *testing.T, p *Pool) {
+	for hash, told := range m.told {
+		if is, ok := p.levelOf(hash); !ok || is != told {
+			t.Errorf("%x is in %s (%t), the events said %s", hash, is, ok, told)
+		}
+	}
+	n := len(p.index)
+	for i, tier := range p.below {
+		for hash := range tier.index {
+			if is, _ := p.levelOf(hash); is == p.below[i].tier {
+				n++
+			}
+		}
+	}
+	if n != len(m.told) {
+		t.Errorf("%d contents have a name, the events told of %d", n, len(m.told))
+	}
 }
 
 // TestRandomOperationsAgainstAModel drives the pool as sequences, transfers and copies between the tiers do, a million times,
@@ -250,11 +291,17 @@ func TestRandomOperationsAgainstAModel(t *testing.T) {
 	const per = 3
 	for seed := range uint64(4) {
 		rng := rand.New(rand.NewPCG(seed, 9))
-		p := New(40, per, 1, Events{})
-		if seed > 0 {
-			p.AddHost(25 * int(seed))
+		m := model{
+			refs: map[int32]int{}, leases: map[int32]int{}, content: map[int32][]int32{}, below: map[Move][]int32{}, told: map[blockhash.Hash]kvevent.Tier{},
+			loaded: map[kvevent.Tier]int{},
 		}
-		m := model{map[int32]int{}, map[int32]int{}, map[int32][]int32{}, map[int32][]int32{}, nil, nil, nil, 0, 0}
+		p := New(40, per, 1, m.events(t))
+		if seed > 0 {
+			p.AddTier(kvevent.Host, 25*int(seed), nil)
+		}
+		if seed > 1 {
+			p.AddTier(kvevent.Disk, 40*int(seed), nil)
+		}
 		for step := range 250_000 {
 			switch op := rng.IntN(12); {
 			case op < 4:
@@ -275,7 +322,7 @@ func TestRandomOperationsAgainstAModel(t *testing.T) {
 				p.Unlease(m.leased[i])
 				m.leased = m.drop(m.leased, i, m.leases)
 			case op < 10:
-				m.offload(p)
+				m.offload(p, kvevent.Host+kvevent.Tier(rng.IntN(2)))
 			case op < 12 && len(m.moves) > 0:
 				m.offloaded(p, rng)
 			}
@@ -284,24 +331,28 @@ func TestRandomOperationsAgainstAModel(t *testing.T) {
 				if err := p.Check(); err != nil {
 					t.Fatalf("seed %d, step %d: %v", seed, step, err)
 				}
+				m.levels(t, p)
 			}
 			if t.Failed() {
 				t.Fatalf("seed %d, step %d", seed, step)
 			}
 		}
-		if m.copied == 0 || (m.loaded == 0) != (seed == 0) {
-			t.Errorf("seed %d: %d parts copied, %d blocks loaded: the test proves less than it should", seed, m.copied, m.loaded)
+		if m.copied == 0 || (m.loaded[kvevent.Host] == 0) != (seed == 0) || (m.loaded[kvevent.Disk] == 0) != (seed < 2) {
+			t.Errorf("seed %d: %d parts copied, blocks loaded %v: the test proves less than it should", seed, m.copied, m.loaded)
 		}
 	}
 }
 
-func (m *model) offload(p *Pool) {
-	move, ok := p.NextOffload()
+// place is where a move ends below the device.
+func place(m Move) Move { return Move{Tier: m.Tier, Slot: m.Slot} }
+
+func (m *model) offload(p *Pool, tier kvevent.Tier) {
+	move, ok := p.NextOffload(tier)
 	if !ok {
 		return
 	}
 	m.leases[move.Device]++
-	m.host[move.Host] = m.content[move.Device]
+	m.below[place(move)] = m.content[move.Device]
 	m.moves = append(m.moves, move)
 }
 
@@ -311,7 +362,7 @@ func (m *model) offloaded(p *Pool, rng *rand.Rand) {
 	m.moves = slices.Delete(m.moves, i, i+1)
 	p.Offloaded(move, ok)
 	if !ok {
-		m.host[move.Host] = nil
+		m.below[place(move)] = nil
 	}
 	m.drop([][]int32{{move.Device}}, 0, m.leases)
 }
@@ -354,12 +405,16 @@ func (m *model) begin(t *testing.T, p *Pool, rng *rand.Rand, per int) {
 func (m *model) fill(t *testing.T, p *Pool, rng *rand.Rand, w *Want, g *Grant, per int) {
 	for i, move := range g.Loads {
 		n := g.Prefix.Blocks() + i
-		if want := w.Tokens[:(n+1)*per]; move.Device != g.Blocks[n] || !slices.Equal(m.host[move.Host], want) {
-			t.Errorf("loaded for %v into %d: host block %d holds %v", want, move.Device, move.Host, m.host[move.Host])
+		if want := w.Tokens[:(n+1)*per]; move.Device != g.Blocks[n] || !slices.Equal(m.below[place(move)], want) {
+			t.Errorf("loaded for %v into %d: %+v holds %v", want, move.Device, move, m.below[place(move)])
 		}
+		m.loaded[move.Tier]++
 	}
-	p.Loaded(g.Loads, rng.IntN(10) > 0) // what could not be loaded is computed
-	m.loaded += len(g.Loads)
+	good := len(g.Loads)
+	if rng.IntN(10) == 0 { // what could not be loaded is computed
+		good = rng.IntN(good + 1)
+	}
+	p.Loaded(g.Loads, good)
 	if c := g.Copy; c.Tokens > 0 {
 		n := g.Prefix.Blocks()
 		if want := w.Tokens[:n*per+c.Tokens]; c.To != g.Blocks[n] || len(want) > w.Limit || !slices.Equal(m.content[c.From][:len(want)], want) {
@@ -408,15 +463,15 @@ func BenchmarkAcquireRelease(b *testing.B) {
 func BenchmarkOffloadAndLoad(b *testing.B) {
 	const blocks = 64
 	p := New(2*blocks, 32, 1, Events{})
-	p.AddHost(1 << 20)
+	p.AddTier(kvevent.Host, 1<<20, nil)
 	sets := [][]int32{tokens(blocks*32, 1), tokens(blocks*32, 2), tokens(blocks*32, 3)}
 	for i := 0; b.Loop(); i++ { // the device holds two of three, so that each is loaded when its turn comes
 		toks := sets[i%3]
 		g, _ := p.Acquire(Want{Tokens: toks, Limit: len(toks), Total: len(toks)})
-		p.Loaded(g.Loads, true)
+		p.Loaded(g.Loads, len(g.Loads))
 		p.Publish(g.Prefix, toks, g.Blocks, blocks)
 		p.Release(g.Blocks)
-		for m, ok := p.NextOffload(); ok; m, ok = p.NextOffload() {
+		for m, ok := p.NextOffload(kvevent.Host); ok; m, ok = p.NextOffload(kvevent.Host) {
 			p.Offloaded(m, true)
 		}
 	}

@@ -248,13 +248,13 @@ func (s *Scheduler) dropCopy(q *Seq) {
 	}
 }
 
-// Loaded says that the Loads of a sequence, which Enter has counted, have ended; not ok: what they should have brought must be
-// computed. It completes the copy.
-func (s *Scheduler) Loaded(q *Seq, ok bool) {
-	s.pool.Loaded(q.Loads, ok)
-	n := q.Prefix.Blocks() + len(q.Loads)
+// Loaded says that the Loads of a sequence, which Enter has counted, have ended: the first good ones brought their blocks, what
+// the others should have brought must be computed. It completes the copy.
+func (s *Scheduler) Loaded(q *Seq, good int) {
+	s.pool.Loaded(q.Loads, good)
+	n := q.Prefix.Blocks() + good
 	q.Loads = nil
-	if ok && !q.dropped {
+	if good > 0 && !q.dropped {
 		q.Prefix = s.pool.Publish(q.Prefix, q.Tokens, q.Blocks, n)
 		q.Cached = n * s.pool.PerBlock()
 		q.Computed = q.Cached

@@ -20,7 +20,7 @@ type Seq struct {
 	InFlight int     // submitted steps and copies that name the blocks
 	Prefix   kv.Prefix
 	Cached   int       // tokens that the last admission found here, in any tier
-	Loads    []kv.Move // copies from the host that must end (Loaded) before the sequence is scheduled
+	Loads    []kv.Move // copies from tiers below the device that must end (Loaded) before the sequence is scheduled
 	Copy     kv.Copy   // copy inside the device that comes before its first step
 
 	order    uint64

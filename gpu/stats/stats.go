@@ -122,6 +122,14 @@ func (c *Collector) carry(it *engine.Iteration) {
 	c.row.QueueLatency.NS += it.QueuedNS
 	s.Prompt += int64(it.PromptTokens)
 	s.Cached += int64(it.CachedTokens)
+	host, disk := int64(it.CachedHost), int64(it.CachedDisk)
+	s.CachedDevice += int64(it.CachedTokens) - host - disk
+	if it.KV.Host.Max > 0 {
+		s.CachedHost = rows.Some(s.CachedHost.V + host)
+	}
+	if it.KV.Disk.Max > 0 {
+		s.CachedDisk = rows.Some(s.CachedDisk.V + disk)
+	}
 	s.Context += int64(it.ContextTokens)
 	s.Output += int64(it.OutputTokens)
 	s.ProbeBlocks += int64(it.ProbeBlocks)
@@ -131,7 +139,9 @@ func (c *Collector) carry(it *engine.Iteration) {
 func (c *Collector) carried() bool {
 	q := c.row.Requests
 	q.MaxActive = 0
-	return q != rows.Requests{} || c.row.Sums != rows.Sums{} || c.row.Covers != 0
+	s := c.row.Sums
+	s.CachedHost.OK, s.CachedDisk.OK = false, false // known, and nothing
+	return q != rows.Requests{} || s != rows.Sums{} || c.row.Covers != 0
 }
 
 // batch fills in what the batch held when it was built.
@@ -186,7 +196,7 @@ func requests(list []engine.RequestState) []rows.Req {
 // kvWindow is what happened in the block pool since the last row that says so.
 type kvWindow struct {
 	blockBytes                        int64
-	last                              kv.Totals
+	last                              kv.Stats
 	decoded                           int64
 	peakFree, peakUsed, peakEvictable int
 }
@@ -214,13 +224,17 @@ func (w *kvWindow) moved(blocks int64) (n, bytes rows.Int) {
 func minus(a, b kv.Totals) kv.Totals {
 	return kv.Totals{
 		Allocated: a.Allocated - b.Allocated, Reused: a.Reused - b.Reused, Loaded: a.Loaded - b.Loaded, Partial: a.Partial - b.Partial,
-		Missed: a.Missed - b.Missed, Evicted: a.Evicted - b.Evicted, Freed: a.Freed - b.Freed, Offloaded: a.Offloaded - b.Offloaded,
-		HostDropped: a.HostDropped - b.HostDropped,
+		Missed: a.Missed - b.Missed, Evicted: a.Evicted - b.Evicted, Freed: a.Freed - b.Freed,
 	}
 }
 
+// between is what a tier moved between two states.
+func between(a, b kv.Moved) kv.Moved {
+	return kv.Moved{Stored: a.Stored - b.Stored, Loaded: a.Loaded - b.Loaded, Dropped: a.Dropped - b.Dropped, Broken: a.Broken - b.Broken}
+}
+
 func (w *kvWindow) sample(s *kv.Stats) rows.KV {
-	d := minus(s.Totals, w.last)
+	d := minus(s.Totals, w.last.Totals)
 	all, reused := s.Reused+s.Loaded+s.Partial, d.Reused+d.Loaded+d.Partial
 	k := rows.KV{
 		Sampled: true, Max: int64(s.Max), Free: int64(s.Free + s.Cached), Used: int64(s.Used + s.Leased), Evictable: int64(s.Cached),
@@ -229,13 +243,19 @@ func (w *kvWindow) sample(s *kv.Stats) rows.KV {
 		DAllocTotal: d.Allocated + d.Reused, DAllocNew: d.Allocated, DReused: reused, DFullReused: d.Reused + d.Loaded, DPartialReused: d.Partial,
 		DMissed: d.Missed, DGenAlloc: w.decoded, HitRate: rows.RatioOf(all, all+s.Missed), DHitRate: rows.RatioOf(reused, reused+d.Missed),
 	}
-	if s.HostMax > 0 {
-		k.SecondaryMax, k.SecondaryFree, k.SecondaryUsed = rows.Some(s.HostMax), rows.Some(s.HostMax-s.HostUsed), rows.Some(s.HostUsed)
+	if h := &s.Host; h.Max > 0 {
+		d := between(h.Moved, w.last.Host.Moved)
+		k.SecondaryMax, k.SecondaryFree, k.SecondaryUsed = rows.Some(h.Max), rows.Some(h.Max-h.Used), rows.Some(h.Used)
 		k.OnboardBlocks, k.OnboardBytes = w.moved(d.Loaded)
-		k.OffloadBlocks, k.OffloadBytes = w.moved(d.Offloaded)
-		k.HostDropped, k.HostDroppedBytes = w.moved(d.HostDropped)
+		k.OffloadBlocks, k.OffloadBytes = w.moved(d.Stored)
+		k.HostDropped, k.HostDroppedBytes = w.moved(d.Dropped)
 	}
-	w.last = s.Totals
+	if t := &s.Disk; t.Max > 0 {
+		d := between(t.Moved, w.last.Disk.Moved)
+		k.DiskMax, k.DiskUsed, k.DiskLoaded, k.DiskStored = rows.Some(t.Max), rows.Some(t.Used), rows.Some(d.Loaded), rows.Some(d.Stored)
+		k.DiskDropped, k.DiskBroken = rows.Some(d.Dropped), rows.Some(d.Broken)
+	}
+	w.last = *s
 	w.reset()
 	return k
 }

@@ -126,6 +126,8 @@ type KVCounts struct {
 	AllocNewBlocks   int `json:"alloc_new_blocks"`
 	ReusedBlocks     int `json:"reused_blocks"` // full plus partial
 	PartialBlocks    int `json:"partial_blocks"`
+	HostBlocks       int `json:"host_blocks,omitempty"` // reused ones that were loaded from host memory
+	DiskBlocks       int `json:"disk_blocks,omitempty"` // and from disk
 	MissedBlocks     int `json:"missed_blocks"`
 }
 

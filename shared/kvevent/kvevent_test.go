@@ -17,8 +17,10 @@ func TestEventHasTheDocumentedForm(t *testing.T) {
 		event Event
 		json  string
 	}{
-		{"stored", Event{Seq: 7, Epoch: 3, Type: Stored, Parent: hash(11), Blocks: []Block{{12, []int32{1, 2}}, {1<<64 - 1, nil}}},
-			`{"event_id":7,"epoch":3,"data":{"type":"stored","parent_hash":11,"blocks":[{"block_hash":12,"tokens":[1,2]},{"block_hash":18446744073709551615}]}}`},
+		{"stored", Event{Seq: 7, Epoch: 3, Type: Stored, Parent: hash(11), Blocks: []Block{{12, Device, []int32{1, 2}}, {1<<64 - 1, Disk, nil}}},
+			`{"event_id":7,"epoch":3,"data":{"type":"stored","parent_hash":11,"blocks":[{"block_hash":12,"cache_level":0,"tokens":[1,2]},{"block_hash":18446744073709551615,"cache_level":2}]}}`},
+		{"moved", Event{Seq: 9, Epoch: 5, Type: Moved, Moved: &Move{14, Host, Disk}},
+			`{"event_id":9,"epoch":5,"data":{"type":"updated","block_hash":14,"cache_level":{"type":"event_diff","old_value":1,"new_value":2}}}`},
 		{"removed", Event{Seq: 8, Epoch: 4, Type: Removed, Removed: []blockhash.Hash{12, 13}},
 			`{"event_id":8,"epoch":4,"data":{"type":"removed","block_hashes":[12,13]}}`},
 	}
@@ -43,6 +45,7 @@ func TestForeignFormsAreRead(t *testing.T) {
 	}{
 		{"id for event_id", `{"id":5,"data":{"type":"removed","block_hashes":[1]}}`, Event{Seq: 5, Type: Removed, Removed: []blockhash.Hash{1}}},
 		{"a bare body", `{"type":"stored","blocks":[{"block_hash":9,"cache_level":0}]}`, Event{Type: Stored, Blocks: []Block{{Hash: 9}}}},
+		{"a change of something else", `{"event_id":2,"data":{"type":"updated","block_hash":3,"priority":{"type":"event_diff","old_value":1,"new_value":2}}}`, Event{Seq: 2, Type: Moved}},
 		{"another type", `{"event_id":1,"data":{"type":"created","num_blocks_per_cache_level":[3]}}`, Event{Seq: 1, Type: "created"}},
 	}
 	for _, tt := range tests {

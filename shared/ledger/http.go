@@ -4,15 +4,14 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
-	"time"
 
 	"github.com/labstack/echo/v4"
 
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/jsonline"
 	"meridian.internal/shared/rows"
+	"meridian.internal/shared/sse"
 )
 
 // Routes registers GET /iteration_stats.
@@ -21,21 +20,23 @@ func (l *Ledger) Routes(e *echo.Echo) { e.GET("/iteration_stats", l.iterationSta
 // iterationStats answers with the rows after a number, or follows them. It takes nothing away: any number of readers may
 // each keep a cursor of its own. Without rows it says so at once.
 func (l *Ledger) iterationStats(c echo.Context) error {
-	after, err := number(c, "after", 0)
+	after, err := api.Cursor(c.Request())
 	if err != nil {
 		return err
 	}
-	limit, err := number(c, "limit", int64(max(l.o.Keep, 1)))
+	limit, err := api.QueryNumber(c.Request(), "limit", int64(max(l.o.Keep, 1)))
 	if err != nil {
 		return err
 	}
-	if strings.Contains(c.Request().Header.Get("Accept"), "text/event-stream") && l.ring != nil {
-		if id := c.Request().Header.Get("Last-Event-ID"); id != "" && c.QueryParam("after") == "" {
-			if after, err = parse("Last-Event-ID", id); err != nil {
-				return err
-			}
-		}
-		return l.follow(c, after)
+	if sse.Wanted(c.Request()) && l.ring != nil {
+		sse.Follow(c.Request().Context(), c.Response(), after, sse.Feed{
+			Read: func(after int64, limit int) ([][]byte, int64, int64) {
+				p := l.ring.Read(after, limit)
+				return p.Rows, p.Next, p.Dropped
+			},
+			Changed: l.ring.Changed, Closed: l.ring.Closed,
+		})
+		return nil
 	}
 	page := rows.Page{Next: after}
 	if l.ring != nil {
@@ -50,22 +51,6 @@ func (l *Ledger) iterationStats(c echo.Context) error {
 
 // pages are buffers for answers: a reader comes often, for a hundred KB each time.
 var pages = sync.Pool{New: func() any { return new([]byte) }}
-
-func number(c echo.Context, name string, otherwise int64) (int64, error) {
-	v := c.QueryParam(name)
-	if v == "" {
-		return otherwise, nil
-	}
-	return parse(name, v)
-}
-
-func parse(name, v string) (int64, error) {
-	n, err := strconv.ParseInt(v, 10, 64)
-	if err != nil || n < 0 {
-		return 0, api.Invalid(name, "%s=%q: want a whole number of 0 or more", name, v)
-	}
-	return n, nil
-}
 
 func (l *Ledger) page(b []byte, p rows.Page) []byte {
 	size := 128
@@ -92,66 +77,4 @@ func (l *Ledger) page(b []byte, p rows.Page) []byte {
 	}
 	w.Close('}')
 	return w.B
-}
-
-const (
-	followBatch = 64
-	followPause = 20 * time.Millisecond // rows come by the hundred a second: they travel together
-	followAlive = 15 * time.Second
-)
-
-// follow streams rows as events, each with its number as id, until the client goes or the node drains. What the ring has
-// lost meanwhile is told in an event of its own.
-func (l *Ledger) follow(c echo.Context, after int64) error {
-	w := c.Response()
-	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("Cache-Control", "no-cache")
-	w.WriteHeader(http.StatusOK)
-	w.Flush()
-	ctx := c.Request().Context()
-	timer := time.NewTimer(followAlive)
-	defer timer.Stop()
-	for {
-		ended := l.ring.Closed()
-		p := l.ring.Read(after, followBatch)
-		after = p.Next
-		if len(p.Rows) > 0 {
-			if _, err := w.Write(appendEvents(nil, p)); err != nil {
-				return nil // the reader has gone
-			}
-			w.Flush()
-		} else if ended {
-			return nil
-		}
-		wait, changed := followAlive, l.ring.Changed(after)
-		if len(p.Rows) > 0 {
-			wait, changed = followPause, nil
-		}
-		timer.Reset(wait)
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil
-		case <-timer.C:
-			if wait == followAlive {
-				if _, err := w.Write([]byte(": alive\n\n")); err != nil {
-					return nil
-				}
-				w.Flush()
-			}
-		}
-	}
-}
-
-func appendEvents(b []byte, p rows.Page) []byte {
-	if p.Dropped > 0 {
-		b = append(b, `event: dropped`+"\n"+`data: {"dropped":`...)
-		b = append(strconv.AppendInt(b, p.Dropped, 10), "}\n\n"...)
-	}
-	first := p.Next - int64(len(p.Rows)) + 1
-	for i, r := range p.Rows {
-		b = append(strconv.AppendInt(append(b, "id: "...), first+int64(i), 10), "\ndata: "...)
-		b = append(append(b, r...), "\n\n"...)
-	}
-	return b
 }

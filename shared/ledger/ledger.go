@@ -59,6 +59,11 @@ type state struct {
 	genBlocks      int64
 	onboarded      int64 // bytes, of and to the host tier
 	offloaded      int64
+	hostDropped    int64 // blocks
+	diskLoaded     int64
+	diskStored     int64
+	diskDropped    int64
+	diskBroken     int64
 	reuse          rows.Ratio
 }
 
@@ -127,6 +132,9 @@ func (l *Ledger) add(r *rows.Row) (fell bool) {
 	q.Suspended += add.Suspended
 	s.sums.Prompt += r.Sums.Prompt
 	s.sums.Cached += r.Sums.Cached
+	s.sums.CachedDevice += r.Sums.CachedDevice
+	s.sums.CachedHost = plus(s.sums.CachedHost, r.Sums.CachedHost)
+	s.sums.CachedDisk = plus(s.sums.CachedDisk, r.Sums.CachedDisk)
 	s.sums.Context += r.Sums.Context
 	s.sums.Output += r.Sums.Output
 	s.sums.ProbeBlocks += r.Sums.ProbeBlocks
@@ -140,12 +148,20 @@ func (l *Ledger) add(r *rows.Row) (fell bool) {
 		s.genBlocks += k.DGenAlloc
 		s.onboarded += k.OnboardBytes.V
 		s.offloaded += k.OffloadBytes.V
+		s.hostDropped += k.HostDropped.V
+		s.diskLoaded += k.DiskLoaded.V
+		s.diskStored += k.DiskStored.V
+		s.diskDropped += k.DiskDropped.V
+		s.diskBroken += k.DiskBroken.V
 		if k.DHitRate.OK {
 			s.reuse = k.DHitRate
 		}
 	}
 	return fell
 }
+
+// plus adds what is known.
+func plus(a, b rows.Int) rows.Int { return rows.Int{V: a.V + b.V, OK: a.OK || b.OK} }
 
 func (l *Ledger) snapshot() state {
 	l.mu.Lock()

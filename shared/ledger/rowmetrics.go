@@ -80,12 +80,41 @@ func kvMetrics() []rowMetric {
 		}},
 		{"kv_cache_onboard_bytes_total", "KV copied from the host tier to the device.", counter, true, func(s *state) rows.Ratio { return count(s.onboarded) }},
 		{"kv_cache_offload_bytes_total", "KV copied from the device to the host tier.", counter, true, func(s *state) rows.Ratio { return count(s.offloaded) }},
+		{"kv_cache_host_dropped_blocks_total", "Contents that the host tier gave up for others: it is too small for what is reused.", counter, true, func(s *state) rows.Ratio { return tiered(s.hostDropped, s.kv.SecondaryMax) }},
+		{"kv_cache_disk_utilization", "Share of the disk tier's KV blocks that hold something; without a disk tier there is no series.", gauge, true, func(s *state) rows.Ratio {
+			return rows.RatioOf(s.kv.DiskUsed.V, s.kv.DiskMax.V)
+		}},
+		{"kv_cache_disk_prefetch_blocks_total", "KV blocks copied from the disk tier to the device.", counter, true, func(s *state) rows.Ratio { return tiered(s.diskLoaded, s.kv.DiskMax) }},
+		{"kv_cache_disk_stored_blocks_total", "KV blocks copied from the device to the disk tier.", counter, true, func(s *state) rows.Ratio { return tiered(s.diskStored, s.kv.DiskMax) }},
+		{"kv_cache_disk_dropped_blocks_total", "Contents that the disk tier gave up for others.", counter, true, func(s *state) rows.Ratio { return tiered(s.diskDropped, s.kv.DiskMax) }},
+		{"kv_cache_disk_broken_blocks_total", "Blocks of the disk tier that could not be read back and were computed.", counter, true, func(s *state) rows.Ratio { return tiered(s.diskBroken, s.kv.DiskMax) }},
 		{"kv_cache_gen_alloc_blocks_total", "Blocks that decoding sequences took.", counter, true, func(s *state) rows.Ratio { return count(s.genBlocks) }},
 		{"kv_cache_alloc_new_blocks_total", "Blocks handed out empty.", counter, true, ofKV(func(k *rows.KV) int64 { return k.AllocNew })},
 		{"kv_cache_freed_blocks_total", "Blocks that became free; with evictable ones they equal those handed out once nothing runs.", counter, true, ofKV(func(k *rows.KV) int64 { return k.Freed })},
 		{"kv_cache_evictable_blocks", "Blocks that nobody holds and that can be reused.", gauge, true, ofKV(func(k *rows.KV) int64 { return k.Evictable })},
 	}
 }
+
+// levelMetrics are the cached prompt tokens by the tier that had them.
+func levelMetrics() []levelMetric {
+	out := []levelMetric{{level: "0", tier: "device"}, {level: "1", tier: "host"}, {level: "2", tier: "disk"}}
+	for i, at := range []func(*state) rows.Ratio{
+		func(s *state) rows.Ratio { return count(s.sums.CachedDevice) },
+		func(s *state) rows.Ratio { return known(s.sums.CachedHost) },
+		func(s *state) rows.Ratio { return known(s.sums.CachedDisk) },
+	} {
+		out[i].rowMetric = rowMetric{"prompt_cache_hit_tokens_total", "Prompt tokens whose KV was here already, by the tier of memory that had it.", counter, true, at}
+	}
+	return out
+}
+
+type levelMetric struct {
+	rowMetric
+	level, tier string
+}
+
+// tiered is a count of a tier, unknown where the node does not have it.
+func tiered(n int64, blocks rows.Int) rows.Ratio { return rows.Ratio{V: float64(n), OK: blocks.OK} }
 
 func batchGauges() []rowMetric {
 	return []rowMetric{
@@ -116,6 +145,12 @@ func newRowCollector(l *Ledger, labels prometheus.Labels) *rowCollector {
 		if m.rank {
 			constant = ranked
 		}
+		c.descs = append(c.descs, prometheus.NewDesc(prefix+m.name, m.help, nil, constant))
+	}
+	for _, m := range levelMetrics() {
+		constant := maps.Clone(ranked)
+		constant["cache_level"], constant["cache_tier"] = m.level, m.tier
+		c.metrics = append(c.metrics, m.rowMetric)
 		c.descs = append(c.descs, prometheus.NewDesc(prefix+m.name, m.help, nil, constant))
 	}
 	return c

@@ -148,6 +148,12 @@ func AppendKV(w *jsonline.Writer, k *infer.KVCounts) {
 	w.Int("alloc_new_blocks", int64(k.AllocNewBlocks))
 	w.Int("reused_blocks", int64(k.ReusedBlocks))
 	w.Int("partial_blocks", int64(k.PartialBlocks))
+	if k.HostBlocks > 0 {
+		w.Int("host_blocks", int64(k.HostBlocks))
+	}
+	if k.DiskBlocks > 0 {
+		w.Int("disk_blocks", int64(k.DiskBlocks))
+	}
 	w.Int("missed_blocks", int64(k.MissedBlocks))
 	w.Close('}')
 }

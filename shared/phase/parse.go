@@ -302,6 +302,10 @@ func ParseKV(r *jsonline.Reader) *infer.KVCounts {
 			k.ReusedBlocks = int(r.Int())
 		case "partial_blocks":
 			k.PartialBlocks = int(r.Int())
+		case "host_blocks":
+			k.HostBlocks = int(r.Int())
+		case "disk_blocks":
+			k.DiskBlocks = int(r.Int())
 		case "missed_blocks":
 			k.MissedBlocks = int(r.Int())
 		default:

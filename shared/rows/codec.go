@@ -97,6 +97,15 @@ func (p *parser) value(at any) {
 		for p.in.Array(); p.in.Item(); {
 			p.value(v.of)
 		}
+	case levels:
+		i := 0
+		for p.in.Array(); p.in.Item(); i++ {
+			if i < len(v) {
+				p.value(v[i])
+			} else {
+				p.in.Skip()
+			}
+		}
 	case *object:
 		p.nested(v)
 	case *[]Req:

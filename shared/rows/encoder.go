@@ -117,7 +117,9 @@ func appendValue(b []byte, at any) []byte {
 			return jsonline.AppendFloat(b, v.V)
 		}
 	case *string:
-		return jsonline.AppendString(b, *v)
+		if *v != "" {
+			return jsonline.AppendString(b, *v)
+		}
 	case string:
 		return jsonline.AppendString(b, v)
 	case int64:
@@ -128,10 +130,38 @@ func appendValue(b []byte, at any) []byte {
 		return append(time.Unix(0, int64(*v)).UTC().AppendFormat(append(b, '"'), time.RFC3339Nano), '"')
 	case list:
 		return append(appendValue(append(b, '['), v.of), ']')
+	case levels:
+		b = append(b, '[')
+		for i := 0; i < v.known(); i++ {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = appendValue(b, v[i])
+		}
+		return append(b, ']')
 	case *[]Req:
 		if *v != nil {
 			return appendRequests(b, *v)
 		}
 	}
 	return append(b, "null"...)
+}
+
+// known is the number of levels up to the last one that the node has.
+func (v levels) known() int {
+	for n := len(v); n > 0; n-- {
+		switch of := v[n-1].(type) {
+		case *Int:
+			if of.OK {
+				return n
+			}
+		case *string:
+			if *of != "" {
+				return n
+			}
+		default:
+			return n
+		}
+	}
+	return 0
 }

@@ -90,14 +90,20 @@ func layout() []field {
 		null("kvCacheIterationStatsByColdPoolGroup"),
 		{"iterSuspendedRequests", func(_ *Static, r *Row) any { return &r.Requests.Suspended }},
 		{"iterResumedRequests", func(_ *Static, r *Row) any { return &r.Requests.Resumed }},
-		null("iterDiskPrefetchBlocks"),
-		{"iterCachedTokensByLevel", func(_ *Static, r *Row) any { return list{&r.Sums.Cached} }},
-		{"kvCacheLevelTiers", func(s *Static, _ *Row) any { return list{&s.Tier} }},
+		{"iterDiskPrefetchBlocks", func(_ *Static, r *Row) any { return &r.KV.DiskLoaded }},
+		{"iterCachedTokensByLevel", func(_ *Static, r *Row) any {
+			return levels{&r.Sums.CachedDevice, &r.Sums.CachedHost, &r.Sums.CachedDisk}
+		}},
+		{"kvCacheLevelTiers", func(s *Static, _ *Row) any { return levels{&s.Tier, &s.HostTier, &s.DiskTier} }},
+		group("kvCacheDiskStats", plain, true, diskFields()),
 	})
 }
 
 // list is an array of one value.
 type list struct{ of any }
+
+// levels is an array of a value for each tier of memory, null for one that the node does not have and left out at the end.
+type levels [3]any
 
 // zero is a value that cannot be another.
 const zero = int64(0)
@@ -197,6 +203,17 @@ func deltaFields() []field {
 		null("iterIntraDeviceCopyBlocks"), null("iterIntraDeviceCopyBytes"),
 		{"iterHostDroppedBlocks", func(_ *Static, r *Row) any { return &r.KV.HostDropped }},
 		{"iterHostDroppedBytes", func(_ *Static, r *Row) any { return &r.KV.HostDroppedBytes }},
+	}
+}
+
+func diskFields() []field {
+	return []field{
+		{"maxNumBlocks", func(_ *Static, r *Row) any { return &r.KV.DiskMax }},
+		{"usedNumBlocks", func(_ *Static, r *Row) any { return &r.KV.DiskUsed }},
+		{"iterLoadedBlocks", func(_ *Static, r *Row) any { return &r.KV.DiskLoaded }},
+		{"iterStoredBlocks", func(_ *Static, r *Row) any { return &r.KV.DiskStored }},
+		{"iterDroppedBlocks", func(_ *Static, r *Row) any { return &r.KV.DiskDropped }},
+		{"iterBrokenBlocks", func(_ *Static, r *Row) any { return &r.KV.DiskBroken }},
 	}
 }
 

@@ -51,6 +51,8 @@ type Static struct {
 	BlockBytes     int64  // of one KV block
 	Window         int64  // tokens of context: the one window size
 	Tier           string // where KV is: "gpu" or "host"
+	HostTier       string // "host" where evicted KV is kept there; empty: nowhere
+	DiskTier       string // "disk" likewise
 	Rank           int64
 }
 
@@ -106,6 +108,8 @@ type Batch struct {
 // Sums are since the row before.
 type Sums struct {
 	Prompt, Cached, Context, Output int64 // tokens
+	CachedDevice                    int64 // of Cached, found on the device
+	CachedHost, CachedDisk          Int   // and loaded from these tiers
 	ProbeBlocks                     int64 // new KV blocks that probes took: they are among those of KV, and in no record
 }
 
@@ -120,6 +124,9 @@ type KV struct {
 	HitRate, DHitRate                            Ratio
 	DFullReused, DPartialReused                  int64
 	SecondaryMax, SecondaryFree, SecondaryUsed   Int
+	DiskMax, DiskUsed                            Int
+	DiskLoaded, DiskStored                       Int // blocks copied from and to the disk
+	DiskDropped, DiskBroken                      Int // given up for others, and found unreadable
 	OnboardBlocks, OffloadBlocks, HostDropped    Int
 	OnboardBytes, OffloadBytes, HostDroppedBytes Int
 }

@@ -2,12 +2,14 @@ package serve
 
 import (
 	"context"
+	"encoding"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"os/signal"
+	"reflect"
 	"runtime/debug"
 	"strings"
 	"syscall"
@@ -108,7 +110,7 @@ func (p *program) parse(cli any, c *common) (*kong.Context, error) {
 	}
 	k, err := kong.New(cli, kong.Name(p.name), kong.Description(about), kong.Embed(c), p.vars, kong.DefaultEnvars("MERIDIAN"),
 		kong.Writers(p.stdout, p.stderr), kong.Exit(func(code int) { panic(exitRequest(code)) }),
-		kong.ValueFormatter(explain),
+		kong.ValueFormatter(explain), kong.NamedMapper("pair", kong.MapperFunc(readPair)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 120}))
 	if err != nil {
 		return nil, fmt.Errorf("options of %s: %w", p.name, err)
@@ -124,6 +126,23 @@ func (p *program) parse(cli any, c *common) (*kong.Context, error) {
 		}
 	}
 	return k.Parse(p.args)
+}
+
+// readPair reads an option of type "pair", two words such as in --kv-disk DIR SIZE, into a field that takes them as one text. The
+// environment and a file have them as one.
+func readPair(c *kong.DecodeContext, to reflect.Value) error {
+	var text string
+	if err := c.Scan.PopValueInto(c.Value.Name, &text); err != nil {
+		return err
+	}
+	if !strings.ContainsAny(text, " \t") {
+		var second string
+		if err := c.Scan.PopValueInto(c.Value.Name, &second); err != nil {
+			return err
+		}
+		text += " " + second
+	}
+	return to.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(text))
 }
 
 // explain is the help of an option with its default where a placeholder hides it, and its environment variable.

@@ -23,7 +23,16 @@ type tool struct {
 	Wait   time.Duration `help:"How long." default:"3s"`
 	Fast   bool          `help:"Fast." negatable:"" default:"true"`
 	Fail   bool          `help:"Fail."`
+	Keep   twoWords      `help:"Two words." type:"pair" placeholder:"DIR SIZE"`
 	out    *bytes.Buffer
+}
+
+// twoWords is an option that takes both as one text.
+type twoWords string
+
+func (w *twoWords) UnmarshalText(b []byte) error {
+	*w = twoWords(bytes.ReplaceAll(b, []byte(" "), []byte("+")))
+	return nil
 }
 
 type coded struct{ error }
@@ -37,7 +46,7 @@ func (c *tool) Run(ctx context.Context, log *slog.Logger) error {
 	if c.Fail {
 		return coded{errors.New("broken")}
 	}
-	fmt.Fprintf(c.out, "%s %v %d %v %v", c.Listen, c.Nodes, c.Batch, c.Wait, c.Fast)
+	fmt.Fprintf(c.out, "%s %v %d %v %v %s", c.Listen, c.Nodes, c.Batch, c.Wait, c.Fast, c.Keep)
 	return nil
 }
 
@@ -66,6 +75,9 @@ func TestCommandLine(t *testing.T) {
 		{"the file over defaults", "", []string{"--config", file}, 0, "127.0.0.1:0 [a b,c] 3 5m0s false"},
 		{"the environment over the file", "5", []string{"--config=" + file}, 0, "[a b,c] 5 5m0s"},
 		{"flags over the environment", "5", []string{"--batch=6"}, 0, " 6 3s"},
+		{"two words", "", []string{"--keep", "/a", "4GiB", "--batch=6"}, 0, " 6 3s true /a+4GiB"},
+		{"two words as one", "", []string{"--keep=/a 4GiB"}, 0, "/a+4GiB"},
+		{"two words of which one is missing", "", []string{"--keep", "/a"}, 2, "--keep"},
 		{"a bad value names the option", "", []string{"--batch", "many"}, 2, "--batch"},
 		{"a bad value in the environment names the option", "many", nil, 2, "--batch"},
 		{"an unknown option is refused", "", []string{"--bach", "1"}, 2, "--bach"},

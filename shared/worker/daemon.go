@@ -42,7 +42,7 @@ type Daemon struct {
 	log     *slog.Logger
 	server  *serve.Server
 	records *bus.Publisher
-	cache   *kvevent.Log // nil without --nats
+	cache   *kvevent.Log
 	ready   atomic.Bool
 	lost    atomic.Pointer[error] // the engine ended by itself
 }

@@ -77,7 +77,8 @@ func (d *Daemon) Run(ctx context.Context, p Parts) error {
 		served <- err
 	}
 	state.Store(node.Draining)
-	d.Ledger.Close() // those who follow the rows would hold the server until the grace time is over
+	d.Ledger.Close() // those who follow rows or events would hold the server until the grace time is over
+	d.cache.Close()
 	if lease != nil {
 		lease.Changed()
 		pause(watched, drainNotice)

@@ -4,15 +4,18 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/labstack/echo/v4"
 	"github.com/nats-io/nats.go"
 
+	"meridian.internal/shared/api"
 	"meridian.internal/shared/bus"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/kvevent"
 	"meridian.internal/shared/node"
+	"meridian.internal/shared/sse"
 )
 
 // teller tells routers the load of the engine and which KV blocks it holds. It runs on a goroutine of its own, and the
@@ -21,6 +24,7 @@ type teller struct {
 	d    *Daemon
 	load func() infer.Load
 	seq  int64
+	sent int64 // number of the last event that was sent, or lost
 	told infer.Load
 	at   time.Time
 }
@@ -28,23 +32,43 @@ type teller struct {
 // maxEvents of one message: some 100 KB.
 const maxEvents = 1000
 
-// follow makes the log of the cache. Without a bus there is none, and nothing is told.
+// follow makes the log of the cache.
 func (d *Daemon) follow() {
-	if d.Bus == nil {
-		return
-	}
 	d.cache = kvevent.NewLog(d.Steady.Now())
 	d.server.Echo().GET("/kv_blocks", func(c echo.Context) error {
 		return c.JSON(http.StatusOK, d.cache.Snapshot())
 	})
+	d.server.Echo().GET("/kv_cache_events", d.kvCacheEvents)
 }
 
-// KVEvents is what the engine tells of its cache to, and the epoch of these events; nil without --nats.
-func (d *Daemon) KVEvents() (func(kvevent.Event), int64) {
-	if d.cache == nil {
-		return nil, 0
+// KVEvents is what the engine tells of its cache to, and the epoch of these events.
+func (d *Daemon) KVEvents() (func(kvevent.Event), int64) { return d.cache.Add, d.cache.Epoch() }
+
+// kvCacheEvents answers with the events after a number, or follows them. It takes nothing away.
+func (d *Daemon) kvCacheEvents(c echo.Context) error {
+	after, err := api.Cursor(c.Request())
+	if err != nil {
+		return err
 	}
-	return d.cache.Add, d.cache.Epoch()
+	limit, err := api.QueryNumber(c.Request(), "limit", maxEvents)
+	if err != nil {
+		return err
+	}
+	if !sse.Wanted(c.Request()) {
+		return c.JSON(http.StatusOK, d.cache.Read(after, int(min(limit, maxEvents))))
+	}
+	sse.Follow(c.Request().Context(), c.Response(), after, sse.Feed{
+		Read: func(after int64, limit int) (events [][]byte, next, dropped int64) {
+			p := d.cache.Read(after, limit)
+			for i := range p.Events {
+				b, _ := json.Marshal(p.Events[i]) // plain data: cannot fail
+				events = append(events, b)
+			}
+			return events, p.Next, p.Dropped
+		},
+		Changed: d.cache.Changed, Closed: d.cache.Closed,
+	})
+	return nil
 }
 
 func (t *teller) run(ctx context.Context) error {
@@ -81,11 +105,20 @@ func (t *teller) tell(now time.Time) {
 
 func (t *teller) events() error {
 	for {
-		events, left := t.d.cache.Take(nil, maxEvents)
-		if len(events) == 0 {
+		p := t.d.cache.Read(t.sent, maxEvents)
+		t.sent = p.Next // also of what was lost: receivers see the gap, and so they do if this message is lost
+		if len(p.Events) == 0 {
 			return nil
 		}
-		data, err := json.Marshal(events)
+		for i := range p.Events { // who asks a cache for a block names it by its hash
+			if b := slices.Clone(p.Events[i].Blocks); len(b) > 0 {
+				for j := range b {
+					b[j].Tokens = nil
+				}
+				p.Events[i].Blocks = b
+			}
+		}
+		data, err := json.Marshal(p.Events)
 		if err != nil {
 			return err
 		}
@@ -93,16 +126,13 @@ func (t *teller) events() error {
 		if err := t.d.Bus.NATS().PublishMsg(m); err != nil {
 			return err
 		}
-		if left == 0 {
-			return nil
-		}
 	}
 }
 
 func (t *teller) report(l infer.Load) error {
 	t.seq++
 	r := node.Report{
-		Role: node.Role(t.d.role), Name: t.d.Name, ClockID: t.d.Steady.ID(), Seq: t.seq, Load: l, KVEpoch: t.d.cache.Epoch(), KVSeq: t.d.cache.Taken(),
+		Role: node.Role(t.d.role), Name: t.d.Name, ClockID: t.d.Steady.ID(), Seq: t.seq, Load: l, KVEpoch: t.d.cache.Epoch(), KVSeq: t.sent,
 	}
 	data, err := json.Marshal(r)
 	if err != nil {

@@ -1,9 +1,13 @@
 package worker
 
 import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/labstack/echo/v4"
 	"github.com/nats-io/nats.go"
 
 	"meridian.internal/shared/blockhash"
@@ -71,5 +75,36 @@ func TestLoadAndCacheAreToldOnChangeAndInOrder(t *testing.T) {
 	tell.tell(now.Add(node.ReportEvery + 2*time.Millisecond))
 	if r := report(); r.Seq != 3 || len(got) != 0 {
 		t.Errorf("%+v, %d more: want one report after %v without a change", r, len(got), node.ReportEvery)
+	}
+}
+
+func TestCacheEventsAreReadWithACursor(t *testing.T) {
+	d := &Daemon{Name: "g", cache: kvevent.NewLog(7)}
+	for seq := int64(1); seq <= 5; seq++ {
+		d.cache.Add(kvevent.Event{Seq: seq, Epoch: 7, Type: kvevent.Stored, Blocks: []kvevent.Block{{Hash: blockhash.Hash(seq), Tier: kvevent.Host, Tokens: []int32{int32(seq)}}}})
+	}
+	e := echo.New()
+	e.GET("/kv_cache_events", d.kvCacheEvents)
+	get := func(query, accept string) *httptest.ResponseRecorder {
+		w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/kv_cache_events"+query, http.NoBody)
+		r.Header.Set("Accept", accept)
+		e.ServeHTTP(w, r)
+		return w
+	}
+	want := `{"epoch":7,"events":[{"event_id":4,"epoch":7,"data":{"type":"stored","blocks":[{"block_hash":4,"cache_level":1,"tokens":[4]}]}}],"next":4,"oldest":1,"newest":5,"dropped":0}`
+	for range 2 { // nothing is taken away
+		if w := get("?after=3&limit=1", ""); strings.TrimSpace(w.Body.String()) != want {
+			t.Errorf("page %s\nwant %s", w.Body, want)
+		}
+	}
+	if w := get("?after=9", ""); !strings.Contains(w.Body.String(), `"events":[],"next":9,"oldest":1,"newest":5`) {
+		t.Errorf("cursor of another epoch: %s", w.Body)
+	}
+	if w := get("?after=-1", ""); w.Code == http.StatusOK {
+		t.Errorf("after=-1: status %d", w.Code)
+	}
+	d.cache.Close()
+	if w := get("?after=3", "text/event-stream"); !strings.HasPrefix(w.Body.String(), "id: 4\ndata: {\"event_id\":4") || !strings.Contains(w.Body.String(), "\n\nid: 5\n") {
+		t.Errorf("stream %s", w.Body)
 	}
 }

@@ -1,0 +1,313 @@
+package kv
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"meridian.internal/shared/blockhash"
+	"meridian.internal/shared/kvevent"
+)
+
+// below is a tier below the device: slots that keep what cached device blocks hold, so that it can be loaded when the device
+// has evicted it. It is filled behind the work: a device block that becomes cached is put into a queue, and whoever owns the
+// pool copies it (NextOffload, Offloaded) when it likes.
+type below struct {
+	tier  kvevent.Tier
+	slots []slot
+	free  []int32
+	index map[blockhash.Hash]int32
+	order lru     // slots that no copy needs
+	queue []int32 // device blocks to be copied, oldest first
+	moved Moved
+}
+
+type slot struct {
+	content       // none: it is free, or a copy that names it fails
+	pins    int32 // copies that read or write it
+	here    bool  // written; only then it can be found
+}
+
+// Moved counts the blocks of a tier since the pool was made.
+type Moved struct {
+	Stored  int64 // copied from the device
+	Loaded  int64 // copied to the device
+	Dropped int64 // given up for others
+	Broken  int64 // found unreadable, and forgotten
+}
+
+// Move is a copy of one block between the device and a tier below it.
+type Move struct {
+	Tier         kvevent.Tier
+	Device, Slot int32
+}
+
+// Kept is what a slot holds beyond the life of a pool. Serials go on where the highest one ended, so that they name the
+// same contents in all lives.
+type Kept struct {
+	Slot                 int32
+	ParentHash, Hash     blockhash.Hash
+	ParentSerial, Serial uint64
+	Tokens               []int32
+}
+
+// AddTier gives the pool so many slots of a tier, host before disk, some of which may hold something from an earlier life. It
+// must be called before the pool is used. It returns how many of these are of use: a block whose parent is lost is not.
+func (p *Pool) AddTier(tier kvevent.Tier, slots int, kept []Kept) int {
+	t := &below{tier: tier, slots: make([]slot, slots), index: make(map[blockhash.Hash]int32), order: newLRU(slots)}
+	p.below = append(p.below, t)
+	used := p.restore(t, kept)
+	for id := int32(slots - 1); id >= 0; id-- {
+		if t.slots[id].serial == 0 {
+			t.free = append(t.free, id)
+		}
+	}
+	return used
+}
+
+// restore takes in what a tier has kept: parents first, and into the order of use so that children go first.
+func (p *Pool) restore(t *below, kept []Kept) int {
+	slices.SortFunc(kept, func(a, b Kept) int { return cmp.Compare(a.Serial, b.Serial) })
+	newest := map[uint64]uint64{} // content -> the highest serial of those that follow it
+	good := kept[:0]
+	for _, k := range kept {
+		p.serial = max(p.serial, k.Serial, k.ParentSerial)
+		_, follows := newest[k.ParentSerial]
+		_, twice := t.index[k.Hash]
+		begins := k.ParentSerial == 0 && k.ParentHash == p.root
+		if twice || !(follows || begins) || len(k.Tokens) != p.perBlock || blockhash.Chain(k.ParentHash, k.Tokens) != k.Hash {
+			continue
+		}
+		newest[k.Serial] = k.Serial
+		t.slots[k.Slot] = slot{content: content{k.ParentHash, k.Hash, k.Serial, k.ParentSerial, k.Tokens}, here: true}
+		t.index[k.Hash] = k.Slot
+		good = append(good, k)
+		p.tellStored(&t.slots[k.Slot].content, t.tier)
+	}
+	for _, k := range slices.Backward(good) { // children first
+		newest[k.ParentSerial] = max(newest[k.ParentSerial], newest[k.Serial])
+	}
+	slices.SortStableFunc(good, func(a, b Kept) int {
+		return cmp.Or(cmp.Compare(newest[a.Serial], newest[b.Serial]), cmp.Compare(b.Serial, a.Serial))
+	})
+	for _, k := range good {
+		t.order.add(k.Slot)
+	}
+	return len(good)
+}
+
+// Keep describes what the slot of a move of NextOffload is to hold.
+func (p *Pool) Keep(m Move) Kept {
+	c := &p.tier(m.Tier).slots[m.Slot].content
+	return Kept{m.Slot, c.parentHash, c.hash, c.parent, c.serial, c.tokens}
+}
+
+// tier finds a tier below the device that the pool has.
+func (p *Pool) tier(tier kvevent.Tier) *below {
+	for _, t := range p.below {
+		if t.tier == tier {
+			return t
+		}
+	}
+	panic(fmt.Sprintf("kv: the pool has no tier %q", tier))
+}
+
+// holds tells whether the tier has a content, or is getting it.
+func (t *below) holds(c content) bool {
+	id, ok := t.index[c.hash]
+	return ok && t.slots[id].serial == c.serial
+}
+
+// find looks a written block up, and verifies that it is what the hash says.
+func (t *below) find(hash blockhash.Hash, parent uint64, tokens []int32) (int32, bool) {
+	id, ok := t.index[hash]
+	return id, ok && t.slots[id].here && t.slots[id].is(parent, tokens)
+}
+
+// findBelow looks a block up in all tiers below the device, the fastest first.
+func (p *Pool) findBelow(hash blockhash.Hash, parent uint64, tokens []int32) (*below, int32) {
+	for _, t := range p.below {
+		if id, ok := t.find(hash, parent, tokens); ok {
+			return t, id
+		}
+	}
+	return nil, none
+}
+
+func (t *below) pin(id int32) {
+	s := &t.slots[id]
+	if s.pins == 0 && s.here {
+		t.order.remove(id)
+	}
+	s.pins++
+}
+
+// unpin ends a copy. A slot that holds nothing then is free.
+func (t *below) unpin(id int32) {
+	s := &t.slots[id]
+	s.pins--
+	switch {
+	case s.pins > 0:
+	case s.here:
+		t.order.add(id)
+	default:
+		t.free = append(t.free, id)
+	}
+}
+
+// enqueue wants a cached device block copied to the tiers that lack it.
+func (p *Pool) enqueue(id int32) {
+	b := &p.blocks[id]
+	for i, t := range p.below {
+		if bit := uint8(1) << i; b.queued&bit == 0 && !t.holds(b.content) {
+			b.queued |= bit
+			t.queue = append(t.queue, id)
+		}
+	}
+}
+
+// NextOffload names the next device block to be copied to a tier, and where to; false if there is none. The block is leased,
+// and its slot taken, until Offloaded.
+func (p *Pool) NextOffload(tier kvevent.Tier) (Move, bool) {
+	i := slices.IndexFunc(p.below, func(t *below) bool { return t.tier == tier })
+	if i < 0 {
+		return Move{}, false
+	}
+	t := p.below[i]
+	for len(t.queue) > 0 {
+		id := t.queue[0]
+		t.queue = t.queue[1:]
+		b := &p.blocks[id]
+		b.queued &^= 1 << i
+		if !b.indexed || t.holds(b.content) {
+			continue // evicted since, or there by now
+		}
+		to, ok := p.room(t, b.hash)
+		if !ok {
+			continue // copies hold all of it
+		}
+		p.lease(id)
+		t.slots[to] = slot{content: b.content, pins: 1}
+		t.index[b.hash] = to
+		return Move{tier, id, to}, true
+	}
+	return Move{}, false
+}
+
+// Offloaded ends a move of NextOffload; not ok: the copy failed.
+func (p *Pool) Offloaded(m Move, ok bool) {
+	t := p.tier(m.Tier)
+	if ok {
+		t.slots[m.Slot].here = true
+		t.moved.Stored++
+	} else {
+		p.forgetSlot(t, m.Slot)
+	}
+	t.unpin(m.Slot)
+	b, bit := &p.blocks[m.Device], uint8(1)<<slices.Index(p.below, t)
+	if !ok {
+		b.queued |= bit // not at once again: the next time that it becomes cached
+	}
+	p.Unlease([]int32{m.Device})
+	if !ok {
+		b.queued &^= bit
+	}
+}
+
+// room takes a free slot, or that of the longest unused content, or that of another content with the same hash.
+func (p *Pool) room(t *below, hash blockhash.Hash) (int32, bool) {
+	id, taken := t.index[hash]
+	switch {
+	case taken && t.slots[id].pins > 0:
+		return none, false
+	case taken:
+	case len(t.free) > 0:
+		id = t.free[len(t.free)-1]
+		t.free = t.free[:len(t.free)-1]
+		return id, true
+	case t.order.oldest == none:
+		return none, false
+	default:
+		id = t.order.oldest
+	}
+	t.order.remove(id)
+	t.moved.Dropped++
+	p.forgetSlot(t, id)
+	return id, true
+}
+
+// forgetSlot takes its content from a slot that is in no list.
+func (p *Pool) forgetSlot(t *below, id int32) {
+	hash := t.slots[id].hash
+	was, _ := p.levelOf(hash)
+	delete(t.index, hash)
+	t.slots[id] = slot{pins: t.slots[id].pins}
+	p.tellMoved(hash, was)
+}
+
+// matchBelow finds the blocks that follow a prefix in the tiers below the device, at most limit tokens of the whole, and pins
+// them.
+func (p *Pool) matchBelow(at Prefix, tokens []int32, limit int) (found []Move, end Prefix) {
+	if len(p.below) == 0 {
+		return nil, at
+	}
+	for want := min(limit, len(tokens)) / p.perBlock; at.n < want; at.n++ {
+		part := tokens[at.n*p.perBlock : (at.n+1)*p.perBlock]
+		hash := blockhash.Chain(at.hash, part)
+		t, id := p.findBelow(hash, at.serial, part)
+		if t == nil {
+			break
+		}
+		t.pin(id)
+		found = append(found, Move{Tier: t.tier, Slot: id})
+		at.hash, at.serial = hash, t.slots[id].serial
+	}
+	return found, at
+}
+
+// Loaded ends the loads of a Grant, of which the first good ones brought their blocks; what the others should have brought must
+// be computed. The content of loaded blocks can be found once they are published. What the disk could not give is forgotten.
+func (p *Pool) Loaded(loads []Move, good int) {
+	for i, m := range loads {
+		t := p.tier(m.Tier)
+		if i == good && m.Tier == kvevent.Disk && t.slots[m.Slot].here {
+			t.moved.Broken++
+			p.forgetSlot(t, m.Slot)
+		}
+		t.unpin(m.Slot)
+		if i >= good {
+			t.moved.Loaded--
+		}
+	}
+	p.totals.Loaded -= int64(len(loads) - good)
+	p.totals.Missed += int64(len(loads) - good)
+}
+
+// checkBelow verifies that each slot of each tier is free, in the order of use, or pinned, and that the index is right.
+func (p *Pool) checkBelow() error {
+	for _, t := range p.below {
+		pinned, named, nameless := 0, 0, 0
+		for id := range t.slots {
+			s := &t.slots[id]
+			switch {
+			case s.pins < 0:
+				return fmt.Errorf("kv: slot %d of the %s has %d pins", id, t.tier, s.pins)
+			case s.pins > 0:
+				pinned++
+			}
+			if s.serial != 0 {
+				named++
+				if at, ok := t.index[s.hash]; !ok || at != int32(id) {
+					return fmt.Errorf("kv: slot %d of the %s has a name that the index does not give to it", id, t.tier)
+				}
+			} else if s.pins > 0 {
+				nameless++
+			}
+		}
+		if len(t.free)+t.order.n+pinned != len(t.slots) || named != len(t.index) || named != t.order.n+pinned-nameless {
+			return fmt.Errorf("kv: of %d slots of the %s %d are free, %d cached, %d pinned, %d of them for nothing; %d have names, the index holds %d",
+				len(t.slots), t.tier, len(t.free), t.order.n, pinned, nameless, named, len(t.index))
+		}
+	}
+	return nil
+}
