@@ -65,6 +65,11 @@ func phaseBody(r *jsonline.Reader, key string, p *Phase) bool {
 				AllocTotalBlocks: int(total), AllocNewBlocks: int(fresh), ReusedBlocks: int(reused), PartialBlocks: int(partial), MissedBlocks: int(missed),
 			}
 		}
+	case "kv_tier_blocks": // after kv_blocks
+		var host, disk int64
+		if parseRow(r, &host, &disk) && p.KV != nil {
+			p.KV.HostBlocks, p.KV.DiskBlocks = int(host), int(disk)
+		}
 	case "chunks":
 		p.Chunks = parseColumns(r)
 	case "steps":

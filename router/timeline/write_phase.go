@@ -27,6 +27,9 @@ func appendPhase(w *jsonline.Writer, l *Line, p *Phase) {
 	}
 	if k := p.KV; k != nil {
 		appendRow(w, "kv_blocks", int64(k.AllocTotalBlocks), int64(k.AllocNewBlocks), int64(k.ReusedBlocks), int64(k.PartialBlocks), int64(k.MissedBlocks))
+		if k.HostBlocks+k.DiskBlocks > 0 {
+			appendRow(w, "kv_tier_blocks", int64(k.HostBlocks), int64(k.DiskBlocks))
+		}
 	}
 	peer, bytes := "", int64(0)
 	if len(p.Transfer) > 0 {
