@@ -37,7 +37,8 @@ type Info struct {
 	KVType         string // element type of KV: "f32", "f16", "bf16", "f8e4m3"
 	RoPE           string // canonical description; equal strings mean equal rotations
 	TokensPerBlock int
-	KVBlocks       int
+	KVBlocks       int      // of the layers that see everything; without such layers blocks of no bytes, by which prefixes are known
+	Windows        []Window // the other layers; nil: there are none, or the device keeps their KV like that of all
 	MaxSlots       int
 	Numerics       string // equal ids promise equal bits for equal inputs
 	DeviceClock    string // clock of Stamps: "mono" (the process's steady clock) or "gpu"
@@ -87,8 +88,11 @@ type Assign struct {
 	PromptLen int
 }
 
-// BlockCopy copies one whole KV block of the stage.
-type BlockCopy struct{ From, To int32 }
+// BlockCopy copies one whole KV block of a group of layers (Info.Group).
+type BlockCopy struct {
+	From, To int32
+	Group    int
+}
 
 // Entry is one sequence's part of a step.
 type Entry struct {
@@ -98,6 +102,8 @@ type Entry struct {
 	Tokens []int32
 	KVLen  int     // tokens in KV before the step; the position of the first query token
 	Blocks []int32 // block table, covers positions [0, KVLen+q)
+	// Windows are the block tables of Info.Windows. Only what the queries see is read: blocks before it may have been given back.
+	Windows [][]int32
 	// Logits are the query indices, rising, whose logits are wanted; each is sampled once. Empty: none (a chunk that is not
 	// the last). The token sampled at query index j has position KVLen+j+1, which feeds the sampling noise.
 	Logits []int
@@ -149,7 +155,7 @@ type Logprobs struct {
 // forward segment ends where logits are complete; the sample segment goes from there to tokens.
 type Stamps struct{ ForwardStartNS, ForwardEndNS, SampleEndNS int64 }
 
-// Region is a part of one KV block: layers [LayerFrom, LayerTo), heads [HeadFrom, HeadTo), tokens [TokenFrom, TokenTo)
+// Region is a part of one KV block of the group of its layers, which must all be of one: layers [LayerFrom, LayerTo), heads [HeadFrom, HeadTo), tokens [TokenFrom, TokenTo)
 // counted inside the block. Its canonical layout is, outermost first: layer, K then V, token, head, head size, elements
 // of Info.KVType in little endian.
 type Region struct {

@@ -26,9 +26,33 @@ func (e *Entry) Check(info *Info) error {
 			return fmt.Errorf("KV block %d, there are %d", b, info.KVBlocks)
 		}
 	}
+	if err := e.checkWindows(info); err != nil {
+		return err
+	}
 	for i, j := range e.Logits {
 		if j < 0 || j >= q || i > 0 && j <= e.Logits[i-1] {
 			return fmt.Errorf("logits wanted at %v, must be rising query indices below %d", e.Logits, q)
+		}
+	}
+	return nil
+}
+
+// checkWindows looks only at what is read: the engine may fill and empty other parts of a table while the step is queued.
+func (e *Entry) checkWindows(info *Info) error {
+	if len(e.Windows) != len(info.Windows) {
+		return fmt.Errorf("%d block tables of windows, there are %d windows", len(e.Windows), len(info.Windows))
+	}
+	per := info.TokensPerBlock
+	for i, table := range e.Windows {
+		w := &info.Windows[i]
+		from, to := max(e.KVLen-w.Tokens+1, 0)/per, (e.KVLen+e.Queries()+per-1)/per
+		if len(table) < to {
+			return fmt.Errorf("%d KV blocks of %d tokens for %d positions, window of %d", len(table), per, e.KVLen+e.Queries(), w.Tokens)
+		}
+		for _, b := range table[from:to] {
+			if b < 0 || int(b) >= w.Blocks {
+				return fmt.Errorf("KV block %d, the window of %d has %d", b, w.Tokens, w.Blocks)
+			}
 		}
 	}
 	return nil

@@ -81,9 +81,12 @@ func blockCopy(d *driver) {
 	first := d.prefill(from)
 	fork := d.newSeq(2, p, len(p)+16, infer.Sampling{})
 	fork.blocks = append([]int32{from.blocks[0]}, fork.blocks[1:]...) // the full block is shared, the other one copied
+	fork.share(len(d.info.Windows))
 	fork.tokens, fork.kv = append(fork.tokens, first), len(p)
 	b := d.batch([]backend.Assign{fork.assign()}, fork.part(1))
-	b.Copies = []backend.BlockCopy{{From: from.blocks[1], To: fork.blocks[1]}}
+	for group := range 1 + len(d.info.Windows) {
+		b.Copies = append(b.Copies, backend.BlockCopy{From: from.blocks[1], To: fork.blocks[1], Group: group})
+	}
 	fork.tokens = append(fork.tokens, d.one(d.run(b).Outputs[0]))
 	d.decode(fork, 4)
 	d.same("on a copied block", fork.tokens[len(p):], want)
@@ -144,7 +147,7 @@ func submitReturns(d *driver) {
 	go func() {
 		defer close(submitted)
 		for i := range 4 {
-			steps = append(steps, d.b.Submit(d.batch(nil, backend.Entry{Slot: 0, KVLen: 9 + i, Blocks: s.blocks, Logits: []int{0}})))
+			steps = append(steps, d.b.Submit(d.batch(nil, backend.Entry{Slot: 0, KVLen: 9 + i, Blocks: s.blocks, Windows: s.windows, Logits: []int{0}})))
 		}
 	}()
 	d.wait(submitted)
@@ -181,7 +184,7 @@ func order(d *driver) {
 	s := d.newSeq(0, d.prompt(9, 27), 64, infer.Sampling{})
 	steps := []*backend.Step{d.b.Submit(d.batch([]backend.Assign{s.assign()}, s.part(9)))}
 	for i := range 20 {
-		steps = append(steps, d.b.Submit(d.batch(nil, backend.Entry{Slot: 0, KVLen: 9 + i, Blocks: s.blocks, Logits: []int{0}})))
+		steps = append(steps, d.b.Submit(d.batch(nil, backend.Entry{Slot: 0, KVLen: 9 + i, Blocks: s.blocks, Windows: s.windows, Logits: []int{0}})))
 	}
 	d.wait(steps[20].Done())
 	end := int64(0)

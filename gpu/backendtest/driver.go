@@ -33,6 +33,9 @@ func newDriver(t testing.TB, b backend.Backend) *driver {
 	})
 	t.Cleanup(d.close)
 	n := d.info.KVBlocks
+	for _, w := range d.info.Windows {
+		n = min(n, w.Blocks)
+	}
 	stride := 7 // block tables that are not in order
 	for n%stride == 0 {
 		stride += 2
@@ -43,12 +46,13 @@ func newDriver(t testing.TB, b backend.Backend) *driver {
 	return d
 }
 
-// seq is one sequence.
+// seq is one sequence. Its block numbers are the same in all groups of layers.
 type seq struct {
 	slot     int
 	tokens   []int32
 	kv       int
 	blocks   []int32
+	windows  [][]int32 // of blocks, once a window
 	sampling infer.Sampling
 }
 
@@ -61,8 +65,12 @@ func (d *driver) newSeq(slot int, prompt []int32, max int, sampling infer.Sampli
 	}
 	s := &seq{slot: slot, tokens: slices.Clone(prompt), sampling: sampling, blocks: d.blocks[:n:n]}
 	d.blocks = d.blocks[n:]
+	s.share(len(d.info.Windows))
 	return s
 }
+
+// share makes the tables of all windows the sequence's own.
+func (s *seq) share(windows int) { s.windows = slices.Repeat([][]int32{s.blocks}, windows) }
 
 func (s *seq) assign() backend.Assign {
 	a := backend.Assign{Slot: s.slot, Sampling: s.sampling}
@@ -74,7 +82,7 @@ func (s *seq) assign() backend.Assign {
 
 // part is the next n known tokens of the sequence; the last one's logits are wanted if it is the newest token.
 func (s *seq) part(n int) backend.Entry {
-	e := backend.Entry{Slot: s.slot, Tokens: s.tokens[s.kv : s.kv+n], KVLen: s.kv, Blocks: s.blocks}
+	e := backend.Entry{Slot: s.slot, Tokens: s.tokens[s.kv : s.kv+n], KVLen: s.kv, Blocks: s.blocks, Windows: s.windows}
 	s.kv += n
 	if s.kv == len(s.tokens) {
 		e.Logits = []int{n - 1}
@@ -169,17 +177,24 @@ func (d *driver) same(what string, got, want []int32) {
 	}
 }
 
-// region is a whole block.
-func (d *driver) region(block int32) backend.Region {
-	return backend.Region{
-		Block: block, LayerFrom: d.info.Stage.First, LayerTo: d.info.Stage.End, HeadTo: d.info.KVHeads, TokenTo: d.info.TokensPerBlock,
+// region is a whole block of the first layers that are of one group, mostly all.
+func (d *driver) region(block int32) backend.Region { return d.whole(block)[0] }
+
+// whole is a whole block of all layers.
+func (d *driver) whole(block int32) []backend.Region {
+	var r []backend.Region
+	for from := d.info.Stage.First; from < d.info.Stage.End; {
+		_, end := d.info.Run(from, d.info.Stage.End)
+		r = append(r, backend.Region{Block: block, LayerFrom: from, LayerTo: end, HeadTo: d.info.KVHeads, TokenTo: d.info.TokensPerBlock})
+		from = end
 	}
+	return r
 }
 
 func (d *driver) regions(blocks []int32) []backend.Region {
 	var r []backend.Region
 	for _, b := range blocks {
-		r = append(r, d.region(b))
+		r = append(r, d.whole(b)...)
 	}
 	return r
 }

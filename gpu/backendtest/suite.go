@@ -4,6 +4,7 @@
 package backendtest
 
 import (
+	"reflect"
 	"testing"
 
 	"meridian.internal/gpu/backend"
@@ -67,7 +68,7 @@ func Run(t *testing.T, o Options) {
 
 func infoIsUsable(d *driver) {
 	i := d.info
-	if i != d.b.Info() {
+	if !reflect.DeepEqual(i, d.b.Info()) {
 		d.t.Error("Info changes")
 	}
 	if i.KVBlocks < 64 || i.MaxSlots < 8 || i.ContextLen < 256 || i.Vocab < 64 {

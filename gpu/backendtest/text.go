@@ -15,7 +15,7 @@ func feedback(d *driver) {
 	s := d.newSeq(1, p, 40, infer.Sampling{})
 	steps := []*backend.Step{d.b.Submit(d.batch([]backend.Assign{s.assign()}, s.part(len(p))))}
 	for i := range 7 { // all submitted before the first is waited for
-		e := backend.Entry{Slot: 1, KVLen: len(p) + i, Blocks: s.blocks, Logits: []int{0}}
+		e := backend.Entry{Slot: 1, KVLen: len(p) + i, Blocks: s.blocks, Windows: s.windows, Logits: []int{0}}
 		steps = append(steps, d.b.Submit(d.batch(nil, e)))
 	}
 	var got []int32

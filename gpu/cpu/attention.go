@@ -35,7 +35,7 @@ func (d *device) attention(b *backend.Batch, layer int) {
 	d.tasks = tasks
 	d.pool.run(len(tasks), work, func(worker, i int) {
 		a := attender{
-			device: d, entry: &b.Entries[tasks[i].entry], layer: layer, window: d.layers[layer].window,
+			device: d, table: d.kv.table(&b.Entries[tasks[i].entry], layer), layer: layer, window: d.layers[layer].window,
 			group: group, task: tasks[i], scratch: &d.scratch[worker],
 		}
 		a.run()
@@ -45,7 +45,7 @@ func (d *device) attention(b *backend.Batch, layer int) {
 // attender is one task at work. A tile row is one query head of one query token: token * group + head of the group.
 type attender struct {
 	*device
-	entry         *backend.Entry
+	table         []int32 // of blocks
 	layer, window int
 	group         int
 	task          attentionTask
@@ -99,7 +99,7 @@ func (a *attender) score(base, end int) {
 	s.cols = pad(end-base) + lanes // room for the padding behind a row's last position
 	s.resize(a.task.rows * a.group)
 	for pos := base; pos < end; pos += a.kv.tokens {
-		keys := a.kv.head(a.entry.Blocks[pos/a.kv.tokens], a.layer, 0, a.task.kvHead)
+		keys := a.kv.head(a.table[pos/a.kv.tokens], a.layer, 0, a.task.kvHead)
 		a.ks.tile(tileArgs{
 			k: q.cols, dtype: model.F32, x: &q.data[0], xStride: 4 * q.cols, m: a.task.rows * a.group,
 			w: unsafe.Pointer(&keys[0]), wStride: 4 * a.kv.headStride, n: min(a.kv.tokens, end-pos),
@@ -127,7 +127,7 @@ func (a *attender) weighValues(t, base int) {
 	for at := from; at <= pos; {
 		in := at % a.kv.tokens
 		n := min(a.kv.tokens-in, pos+1-at)
-		values := a.kv.head(a.entry.Blocks[at/a.kv.tokens], a.layer, 1, a.task.kvHead)
+		values := a.kv.head(a.table[at/a.kv.tokens], a.layer, 1, a.task.kvHead)
 		a.weigh(n, &s.row(t * a.group)[at-base], &values[in*a.kv.headStride])
 		at += n
 	}

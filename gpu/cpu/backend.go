@@ -15,6 +15,7 @@ import (
 type Options struct {
 	TokensPerBlock int           // tokens of one KV block; default 16
 	KVBlocks       int           // KV blocks; the memory is allocated at once; default: enough for two full contexts
+	WindowBlocks   int           // KV blocks of the layers of one sliding window; default: KVBlocks
 	MaxSlots       int           // sequences that can hold a slot; default 64
 	Stage          backend.Stage // layers to own; default: all of the model
 	Threads        int           // goroutines that share the arithmetic; default GOMAXPROCS
@@ -57,6 +58,7 @@ func describe(m *model.Model, o *Options) (backend.Info, error) {
 	if o.TokensPerBlock > 0 {
 		o.KVBlocks = cmp.Or(o.KVBlocks, 2*((c.ContextLen+o.TokensPerBlock-1)/o.TokensPerBlock))
 	}
+	o.WindowBlocks = cmp.Or(o.WindowBlocks, o.KVBlocks)
 	o.MaxSlots = cmp.Or(o.MaxSlots, 64)
 	o.Threads = cmp.Or(o.Threads, runtime.GOMAXPROCS(0))
 	if o.Stage == (backend.Stage{}) {
@@ -65,7 +67,7 @@ func describe(m *model.Model, o *Options) (backend.Info, error) {
 	for _, f := range []struct {
 		name  string
 		value int
-	}{{"TokensPerBlock", o.TokensPerBlock}, {"KVBlocks", o.KVBlocks}, {"MaxSlots", o.MaxSlots}, {"Threads", o.Threads}} {
+	}{{"TokensPerBlock", o.TokensPerBlock}, {"KVBlocks", o.KVBlocks}, {"WindowBlocks", o.WindowBlocks}, {"MaxSlots", o.MaxSlots}, {"Threads", o.Threads}} {
 		if f.value < 1 {
 			return backend.Info{}, fmt.Errorf("cpu: option %s is %d; must be at least 1", f.name, f.value)
 		}
@@ -80,6 +82,7 @@ func describe(m *model.Model, o *Options) (backend.Info, error) {
 		Device: "cpu", ModelHash: m.Hash, Vocab: c.Vocab, ContextLen: c.ContextLen, Layers: c.Layers, Stage: o.Stage,
 		Hidden: c.Hidden, KVHeads: c.KVHeads, HeadSize: c.HeadSize, KVType: "f32", RoPE: c.RoPE.String(),
 		TokensPerBlock: o.TokensPerBlock, KVBlocks: o.KVBlocks, MaxSlots: o.MaxSlots,
+		Windows: backend.WindowsOf(c.Windows, o.Stage, c.ContextLen, o.WindowBlocks),
 		// Sine, cosine and powers come from the Go library, whose results may differ between architectures.
 		Numerics: "cpu-f32-lanes16-" + runtime.GOARCH, DeviceClock: "mono",
 	}, nil

@@ -9,14 +9,24 @@ import (
 
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/backendtest"
+	"meridian.internal/gpu/model"
 )
 
 func TestConformance(t *testing.T) {
-	m := randomModel(t, "Qwen2ForCausalLM", extra{"max_position_embeddings": 512})
-	for _, threads := range []int{1, 3} {
-		t.Run(fmt.Sprintf("threads=%d", threads), func(t *testing.T) {
+	plain := randomModel(t, "Qwen2ForCausalLM", extra{"max_position_embeddings": 512})
+	for _, tc := range []struct {
+		name    string
+		m       *model.Model
+		threads int
+	}{
+		{"threads=1", plain, 1},
+		{"threads=3", plain, 3},
+		{"windows", randomModel(t, "MistralForCausalLM", extra{"max_position_embeddings": 512, "sliding_window": 12, "num_hidden_layers": 4, "sliding_window_pattern": 3}), 1},
+		{"windows in all layers", randomModel(t, "MistralForCausalLM", extra{"max_position_embeddings": 512, "sliding_window": 12}), 2},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
 			backendtest.Run(t, backendtest.Options{Stages: true, Open: func(t *testing.T, stage backend.Stage) backend.Backend {
-				b, err := New(m, Options{TokensPerBlock: 8, KVBlocks: 300, MaxSlots: 16, Stage: stage, Threads: threads, Now: now})
+				b, err := New(tc.m, Options{TokensPerBlock: 8, KVBlocks: 300, MaxSlots: 16, Stage: stage, Threads: tc.threads, Now: now})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -136,8 +146,10 @@ func TestClosedBackendRefusesWork(t *testing.T) {
 func TestGarbageInOtherBlocksIsNotSeen(t *testing.T) {
 	m := randomModel(t, "MistralForCausalLM", extra{"sliding_window": 6})
 	b := newBackend(t, m, Options{TokensPerBlock: 8, KVBlocks: 16})
-	for i := range b.device.kv.data {
-		b.device.kv.data[i] = float32(math.NaN())
+	for _, g := range b.device.kv.groups {
+		for i := range g.data {
+			g.data[i] = float32(math.NaN())
+		}
 	}
 	for i, row := range allLogits(t, b, randomTokens(21, m.Config.Vocab), 5, blocksFrom(2, 3)) {
 		if row[0] != row[0] {

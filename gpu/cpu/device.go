@@ -122,8 +122,11 @@ func (d *device) check(b *backend.Batch) error {
 		}
 	}
 	for _, c := range b.Copies {
-		if min(c.From, c.To) < 0 || int(max(c.From, c.To)) >= d.kv.blocks {
-			return fmt.Errorf("cpu: step %d copies KV block %d to %d, there are %d", b.Iter, c.From, c.To, d.kv.blocks)
+		if c.Group < 0 || c.Group >= len(d.kv.groups) {
+			return fmt.Errorf("cpu: step %d copies a KV block of group %d, there are %d", b.Iter, c.Group, len(d.kv.groups))
+		}
+		if n := d.kv.groups[c.Group].blocks; min(c.From, c.To) < 0 || int(max(c.From, c.To)) >= n {
+			return fmt.Errorf("cpu: step %d copies KV block %d to %d, there are %d", b.Iter, c.From, c.To, n)
 		}
 	}
 	rows := 0

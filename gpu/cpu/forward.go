@@ -129,7 +129,7 @@ func (d *device) storeKV(b *backend.Batch, layer, r, worker int) {
 	keys, values := d.key.row(r), d.value.row(r)
 	d.finishHeads(keys, d.config.KVHeads, headParams{l.kBias, l.kNorm, pos}, worker)
 	addBias(values, l.vBias)
-	block := b.Entries[d.rows[r].entry].Blocks[pos/d.kv.tokens]
+	block := d.kv.table(&b.Entries[d.rows[r].entry], layer)[pos/d.kv.tokens]
 	at := pos % d.kv.tokens * d.kv.headStride
 	size := d.kv.headSize
 	for h := range d.config.KVHeads {

@@ -66,12 +66,27 @@ func newBackend(t testing.TB, m *model.Model, o Options) *Backend {
 // run submits one batch and waits.
 func run(t testing.TB, b *Backend, batch *backend.Batch) *backend.Step {
 	t.Helper()
+	for i := range batch.Entries {
+		seeLittle(&batch.Entries[i], b.info)
+	}
 	s := b.Submit(batch)
 	<-s.Done()
 	if s.Err != nil {
 		t.Fatal(s.Err)
 	}
 	return s
+}
+
+// seeLittle gives each window a table of the same blocks, but for those that the entry does not see: these are not there.
+func seeLittle(e *backend.Entry, info backend.Info) {
+	e.Windows = nil
+	for _, w := range info.Windows {
+		table := append([]int32(nil), e.Blocks...)
+		for i := range max(e.KVLen-w.Tokens+1, 0) / info.TokensPerBlock {
+			table[i] = -1
+		}
+		e.Windows = append(e.Windows, table)
+	}
 }
 
 // blocksFrom is a block table of n blocks that begins at block first.

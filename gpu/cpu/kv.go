@@ -8,55 +8,89 @@ import (
 	"meridian.internal/gpu/backend"
 )
 
-// kvMemory holds the KV of all blocks of the stage in float32:
+// kvMemory holds the KV of all blocks of the stage in float32, one array a group of layers (backend.Info.Group):
 //
-//	data // (block, layer, K then V, KV head, token of the block, pad(head size))
+//	data // (block, layer of the group, K then V, KV head, token of the block, pad(head size))
 //
 // so a block is one piece, and the keys of one head in one block lie one behind the other as a matrix for the kernels.
 type kvMemory struct {
-	data                  []float32
-	blocks, layers, heads int
-	firstLayer            int // number of the stage's first layer in the model
-	tokens                int // per block
-	headSize, headStride  int // elements
+	groups               []kvGroup
+	places               []kvPlace // of each layer of the stage
+	heads                int
+	firstLayer           int // number of the stage's first layer in the model
+	tokens               int // per block
+	headSize, headStride int // elements
 }
+
+type kvGroup struct {
+	data           []float32
+	blocks, layers int
+}
+
+// kvPlace is where a layer's KV is.
+type kvPlace struct{ group, layer int }
 
 func newKVMemory(info backend.Info) *kvMemory {
 	m := &kvMemory{
-		blocks: info.KVBlocks, layers: info.Stage.End - info.Stage.First, heads: info.KVHeads,
+		groups: make([]kvGroup, 1+len(info.Windows)), heads: info.KVHeads,
 		firstLayer: info.Stage.First, tokens: info.TokensPerBlock, headSize: info.HeadSize, headStride: pad(info.HeadSize),
 	}
-	m.data = make([]float32, m.blocks*m.blockElements())
+	for layer := info.Stage.First; layer < info.Stage.End; layer++ {
+		g := info.Group(layer)
+		m.places = append(m.places, kvPlace{g, m.groups[g].layers})
+		m.groups[g].layers++
+	}
+	for i := range m.groups {
+		g := &m.groups[i]
+		g.blocks = info.GroupBlocks(i)
+		g.data = make([]float32, g.blocks*m.blockElements(i))
+	}
 	return m
 }
 
-func (m *kvMemory) blockElements() int { return m.layers * 2 * m.headElements() * m.heads }
+func (m *kvMemory) blockElements(group int) int {
+	return m.groups[group].layers * 2 * m.headElements() * m.heads
+}
 
 // headElements is the size of K (or V) of one head in one block.
 func (m *kvMemory) headElements() int { return m.tokens * m.headStride }
 
 // head gives K (kv = 0) or V (kv = 1) of one head in one block: (token, headStride). layer counts inside the stage.
 func (m *kvMemory) head(block int32, layer, kv, head int) []float32 {
+	p := m.places[layer]
+	g := &m.groups[p.group]
 	n := m.headElements()
-	at := (((int(block)*m.layers+layer)*2+kv)*m.heads + head) * n
-	return m.data[at : at+n : at+n]
+	at := (((int(block)*g.layers+p.layer)*2+kv)*m.heads + head) * n
+	return g.data[at : at+n : at+n]
+}
+
+// table is the block table of an entry for a layer of the stage.
+func (m *kvMemory) table(e *backend.Entry, layer int) []int32 {
+	if g := m.places[layer].group; g > 0 {
+		return e.Windows[g-1]
+	}
+	return e.Blocks
 }
 
 func (m *kvMemory) copyBlock(c backend.BlockCopy) {
-	n := m.blockElements()
-	copy(m.data[int(c.To)*n:(int(c.To)+1)*n], m.data[int(c.From)*n:(int(c.From)+1)*n])
+	n, data := m.blockElements(c.Group), m.groups[c.Group].data
+	copy(data[int(c.To)*n:(int(c.To)+1)*n], data[int(c.From)*n:(int(c.From)+1)*n])
 }
 
 // check refuses regions outside the memory and a buffer that does not have their size.
 func (m *kvMemory) check(regions []backend.Region, bytes int) error {
 	want := 0
 	for _, r := range regions {
-		lo, hi := m.firstLayer, m.firstLayer+m.layers
-		switch {
-		case r.Block < 0 || int(r.Block) >= m.blocks:
-			return fmt.Errorf("cpu: copy of KV block %d, there are %d", r.Block, m.blocks)
-		case r.LayerFrom < lo || r.LayerFrom > r.LayerTo || r.LayerTo > hi:
+		lo, hi := m.firstLayer, m.firstLayer+len(m.places)
+		if r.LayerFrom < lo || r.LayerFrom > r.LayerTo || r.LayerTo > hi {
 			return fmt.Errorf("cpu: copy of KV layers [%d, %d), the stage has [%d, %d)", r.LayerFrom, r.LayerTo, lo, hi)
+		}
+		group := m.groupOf(r)
+		switch {
+		case group < 0:
+			return fmt.Errorf("cpu: copy of KV layers [%d, %d), which are not all of one group", r.LayerFrom, r.LayerTo)
+		case r.Block < 0 || int(r.Block) >= m.groups[group].blocks:
+			return fmt.Errorf("cpu: copy of KV block %d, there are %d", r.Block, m.groups[group].blocks)
 		case r.HeadFrom < 0 || r.HeadFrom > r.HeadTo || r.HeadTo > m.heads:
 			return fmt.Errorf("cpu: copy of KV heads [%d, %d), there are %d", r.HeadFrom, r.HeadTo, m.heads)
 		case r.TokenFrom < 0 || r.TokenFrom > r.TokenTo || r.TokenTo > m.tokens:
@@ -68,6 +102,18 @@ func (m *kvMemory) check(regions []backend.Region, bytes int) error {
 		return fmt.Errorf("cpu: copy of KV regions of %d bytes with a buffer of %d", want, bytes)
 	}
 	return nil
+}
+
+// groupOf is the group of a region's layers, -1 if they have several.
+func (m *kvMemory) groupOf(r backend.Region) int {
+	group := 0
+	for i, p := range m.places[r.LayerFrom-m.firstLayer : r.LayerTo-m.firstLayer] {
+		if i > 0 && p.group != group {
+			return -1
+		}
+		group = p.group
+	}
+	return group
 }
 
 // each calls f with every row of headSize elements of the regions, in canonical order.

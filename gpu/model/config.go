@@ -78,6 +78,7 @@ type rawConfig struct {
 	UseSlidingWindow    bool             `json:"use_sliding_window"`
 	MaxWindowLayers     *int             `json:"max_window_layers"`
 	LayerTypes          []string         `json:"layer_types"`
+	WindowPattern       *int             `json:"sliding_window_pattern"`
 	PartialRotaryFactor *float64         `json:"partial_rotary_factor"`
 	RopeTheta           *float64         `json:"rope_theta"`
 	RopeScaling         *json.RawMessage `json:"rope_scaling"`
@@ -271,8 +272,14 @@ func (r *rawConfig) windows(c *Config, arch architecture) ([]int, error) {
 			from = *r.MaxWindowLayers
 		}
 	}
+	if r.WindowPattern != nil && *r.WindowPattern < 1 {
+		return nil, unsupported("sliding_window_pattern", *r.WindowPattern, "must be at least 1")
+	}
 	for i := range windows {
 		slides := i >= from
+		if r.WindowPattern != nil { // the last of so many layers sees everything; layer_types say the same in newer files
+			slides = slides && (i+1)%*r.WindowPattern != 0
+		}
 		if r.LayerTypes != nil {
 			if slides = r.LayerTypes[i] == "sliding_attention"; !slides && r.LayerTypes[i] != "full_attention" {
 				return nil, unsupported(fmt.Sprintf("layer_types[%d]", i), fmt.Sprintf("%q", r.LayerTypes[i]), "must be full_attention or sliding_attention")

@@ -31,6 +31,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"a window of 0", "MistralForCausalLM", `"sliding_window":0`, "sliding_window: 0"},
 		{"a window that is text", "MistralForCausalLM", `"sliding_window":"x"`, `sliding_window: "x"`},
 		{"sliding layers without a window", "Qwen3ForCausalLM", `"layer_types":["full_attention","sliding_attention"]`, "layer_types[1]"},
+		{"a pattern of no layers", "MistralForCausalLM", `"sliding_window_pattern":0`, "sliding_window_pattern: 0"},
 		{"unknown layer types", "Qwen3ForCausalLM", `"use_sliding_window":true,"layer_types":["full_attention","linear"]`, `layer_types[1]: "linear"`},
 		{"too few layer types", "Qwen3ForCausalLM", `"use_sliding_window":true,"layer_types":["full_attention"]`, "layer_types: 1 entries"},
 		{"an unknown rope type", "LlamaForCausalLM", `"rope_scaling":{"rope_type":"longrope"}`, `rope_scaling.rope_type: "longrope"`},
@@ -64,6 +65,8 @@ func TestParseConfigWindows(t *testing.T) {
 		{"a missing key is transformers' default", "MistralForCausalLM", "", []int{4096, 4096}},
 		{"Qwen2 has none unless it says so", "Qwen2ForCausalLM", `"sliding_window":64,"max_window_layers":0`, []int{0, 0}},
 		{"Qwen2 slides from max_window_layers on", "Qwen2ForCausalLM", `"use_sliding_window":true,"sliding_window":64,"max_window_layers":1`, []int{0, 64}},
+		{"layer types of a Mistral", "MistralForCausalLM", `"sliding_window":8,"layer_types":["sliding_attention","full_attention"]`, []int{8, 0}},
+		{"a pattern: each second layer sees everything", "MistralForCausalLM", `"sliding_window":8,"sliding_window_pattern":2`, []int{8, 0}},
 		{"layer types decide", "Qwen3ForCausalLM", `"use_sliding_window":true,"sliding_window":8,"layer_types":["sliding_attention","full_attention"]`, []int{8, 0}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

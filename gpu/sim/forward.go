@@ -43,11 +43,15 @@ func (r *runner) layer(b *backend.Batch, layer int) {
 			at := e.KVLen + q
 			s := r.rows[row]
 			r.store(e, layer, at, mix(s+uint64(layer)))
-			if r.cfg.Shallow {
+			window := r.window(layer)
+			switch {
+			case r.cfg.Shallow:
 				sum = 0
-				if at > 0 {
+				if at > 0 && window != 1 {
 					sum = r.load(e, layer, at-1)
 				}
+			case window > 0 && q > 0 && at >= window:
+				sum -= r.load(e, layer, at-window)
 			}
 			sum += r.load(e, layer, at)
 			r.rows[row] = mix(s ^ sum)
@@ -56,20 +60,31 @@ func (r *runner) layer(b *backend.Batch, layer int) {
 	}
 }
 
-// history is the sum over the tokens that are in KV already.
+// window is the number of tokens that a query sees in a layer, 0 for all.
+func (r *runner) window(layer int) int {
+	if r.cfg.Windows == nil {
+		return 0
+	}
+	return r.cfg.Windows[layer]
+}
+
+// history is the sum over the tokens that are in KV already and that the first query sees.
 func (r *runner) history(e *backend.Entry, layer int) uint64 {
 	if r.cfg.Shallow {
 		return 0
 	}
-	sum := uint64(0)
-	for at := range e.KVLen {
+	sum, from := uint64(0), 0
+	if w := r.window(layer); w > 0 {
+		from = max(e.KVLen-w+1, 0)
+	}
+	for at := from; at < e.KVLen; at++ {
 		sum += r.load(e, layer, at)
 	}
 	return sum
 }
 
 func (r *runner) store(e *backend.Entry, layer, at int, word uint64) {
-	block, token := e.Blocks[at/r.cfg.TokensPerBlock], at%r.cfg.TokensPerBlock
+	block, token := r.memory.table(e, layer)[at/r.cfg.TokensPerBlock], at%r.cfg.TokensPerBlock
 	for kv := range 2 {
 		for i := range r.memory.at(block, layer, kv, token) {
 			word = word*0xd1342543de82ef95 + 1 // each element differs, so that a swap is seen
@@ -80,7 +95,7 @@ func (r *runner) store(e *backend.Entry, layer, at int, word uint64) {
 
 // load is what the attention takes from one token: all words of its KV, weighted by place and position.
 func (r *runner) load(e *backend.Entry, layer, at int) uint64 {
-	block, token := e.Blocks[at/r.cfg.TokensPerBlock], at%r.cfg.TokensPerBlock
+	block, token := r.memory.table(e, layer)[at/r.cfg.TokensPerBlock], at%r.cfg.TokensPerBlock
 	sum, weight := uint64(0), uint64(2*at+1)
 	for kv := range 2 {
 		for _, w := range r.memory.at(block, layer, kv, token) {

@@ -10,20 +10,41 @@ import (
 // memory is the KV of the stage. Words are pairs of float32 elements of the canonical layout; inside a block and layer
 // the order is canonical too: K then V, token, head, word.
 type memory struct {
-	words               []uint64 // (block, layer of the stage, K or V, token, head, word)
-	blocks              int
-	first, layers       int
+	groups              []group
+	places              []place // of each layer of the stage
+	first               int     // layer of the model
 	perBlock            int
 	heads, wordsPerHead int
 }
 
-func newMemory(c *Config) memory {
+// group is the KV of layers that share their blocks.
+type group struct {
+	words          []uint64 // (block, layer of the group, K or V, token, head, word)
+	blocks, layers int
+}
+
+type place struct{ group, layer int }
+
+func newMemory(info backend.Info) memory {
 	m := memory{
-		blocks: c.KVBlocks, first: c.Stage.First, layers: c.Stage.End - c.Stage.First, perBlock: c.TokensPerBlock,
-		heads: c.KVHeads, wordsPerHead: c.HeadSize / 2,
+		groups: make([]group, 1+len(info.Windows)), first: info.Stage.First, perBlock: info.TokensPerBlock,
+		heads: info.KVHeads, wordsPerHead: info.HeadSize / 2,
 	}
-	m.words = make([]uint64, m.blocks*m.layers*2*m.perBlock*m.perToken())
+	for layer := info.Stage.First; layer < info.Stage.End; layer++ {
+		g := info.Group(layer)
+		m.places = append(m.places, place{g, m.groups[g].layers})
+		m.groups[g].layers++
+	}
+	for i := range m.groups {
+		g := &m.groups[i]
+		g.blocks = info.GroupBlocks(i)
+		g.words = make([]uint64, g.blocks*m.blockWords(i))
+	}
 	return m
+}
+
+func (m *memory) blockWords(group int) int {
+	return m.groups[group].layers * 2 * m.perBlock * m.perToken()
 }
 
 // perToken is the number of words of one token in one layer, K or V.
@@ -31,23 +52,41 @@ func (m *memory) perToken() int { return m.heads * m.wordsPerHead }
 
 // at returns the words of one token: kv is 0 for K, 1 for V; the layer is counted in the model.
 func (m *memory) at(block int32, layer, kv, token int) []uint64 {
+	p := m.places[layer-m.first]
+	g := &m.groups[p.group]
 	n := m.perToken()
-	i := (((int(block)*m.layers+layer-m.first)*2+kv)*m.perBlock + token) * n
-	return m.words[i : i+n]
+	i := (((int(block)*g.layers+p.layer)*2+kv)*m.perBlock + token) * n
+	return g.words[i : i+n]
+}
+
+// table is the block table of an entry for a layer of the model.
+func (m *memory) table(e *backend.Entry, layer int) []int32 {
+	if g := m.places[layer-m.first].group; g > 0 {
+		return e.Windows[g-1]
+	}
+	return e.Blocks
 }
 
 func (m *memory) copyBlock(c backend.BlockCopy) {
-	n := m.layers * 2 * m.perBlock * m.perToken()
-	copy(m.words[int(c.To)*n:int(c.To+1)*n], m.words[int(c.From)*n:int(c.From+1)*n])
+	n, words := m.blockWords(c.Group), m.groups[c.Group].words
+	copy(words[int(c.To)*n:int(c.To+1)*n], words[int(c.From)*n:int(c.From+1)*n])
 }
 
 func (m *memory) check(regions []backend.Region, size int) error {
 	want := 0
 	for _, r := range regions {
-		if !within(int(r.Block), int(r.Block)+1, 0, m.blocks) || !within(r.LayerFrom, r.LayerTo, m.first, m.first+m.layers) ||
-			!within(r.HeadFrom, r.HeadTo, 0, m.heads) || !within(r.TokenFrom, r.TokenTo, 0, m.perBlock) {
-			return fmt.Errorf("sim: region %+v is outside of %d blocks, layers [%d, %d), %d heads, %d tokens",
-				r, m.blocks, m.first, m.first+m.layers, m.heads, m.perBlock)
+		if !within(r.LayerFrom, r.LayerTo, m.first, m.first+len(m.places)) || !within(r.HeadFrom, r.HeadTo, 0, m.heads) ||
+			!within(r.TokenFrom, r.TokenTo, 0, m.perBlock) {
+			return fmt.Errorf("sim: region %+v is outside of layers [%d, %d), %d heads, %d tokens", r, m.first, m.first+len(m.places), m.heads, m.perBlock)
+		}
+		group := m.places[r.LayerFrom-m.first].group
+		for _, p := range m.places[r.LayerFrom-m.first : r.LayerTo-m.first] {
+			if p.group != group {
+				return fmt.Errorf("sim: the layers of region %+v are not all of one group", r)
+			}
+		}
+		if blocks := m.groups[group].blocks; !within(int(r.Block), int(r.Block)+1, 0, blocks) {
+			return fmt.Errorf("sim: region %+v is outside of %d blocks", r, blocks)
 		}
 		want += (r.LayerTo - r.LayerFrom) * 2 * (r.TokenTo - r.TokenFrom) * (r.HeadTo - r.HeadFrom) * m.wordsPerHead * 8
 	}

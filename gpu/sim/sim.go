@@ -33,6 +33,8 @@ type Config struct {
 	ContextLen     int           // (8192)
 	TokensPerBlock int           // (32)
 	KVBlocks       int           // (1024)
+	Windows        []int         // (layers) tokens that a query sees, itself included; 0: all. (nil: all layers see all)
+	WindowBlocks   int           // of the layers of one window (KVBlocks)
 	MaxSlots       int           // (256)
 	Cost           Cost
 	// Shallow reads the KV of the previous token only: cheaper with long contexts, and damage goes mostly unseen.
@@ -54,6 +56,9 @@ func (c *Config) setDefaults() {
 			*d.field = d.value
 		}
 	}
+	if c.WindowBlocks == 0 {
+		c.WindowBlocks = c.KVBlocks
+	}
 	if c.Stage == (backend.Stage{}) {
 		c.Stage = backend.Stage{End: c.Layers}
 	}
@@ -71,7 +76,7 @@ func (c *Config) validate() error {
 		value int
 	}{
 		{"Layers", c.Layers}, {"KVHeads", c.KVHeads}, {"HeadSize", c.HeadSize}, {"Vocab", c.Vocab}, {"ContextLen", c.ContextLen},
-		{"TokensPerBlock", c.TokensPerBlock}, {"KVBlocks", c.KVBlocks}, {"MaxSlots", c.MaxSlots},
+		{"TokensPerBlock", c.TokensPerBlock}, {"KVBlocks", c.KVBlocks}, {"WindowBlocks", c.WindowBlocks}, {"MaxSlots", c.MaxSlots},
 	} {
 		if f.value < 1 {
 			return fmt.Errorf("sim: %s is %d, must be at least 1", f.name, f.value)
@@ -82,6 +87,8 @@ func (c *Config) validate() error {
 		return fmt.Errorf("sim: HeadSize is %d, must be even", c.HeadSize)
 	case c.Stage.First < 0 || c.Stage.First >= c.Stage.End || c.Stage.End > c.Layers:
 		return fmt.Errorf("sim: stage [%d, %d) is not a part of %d layers", c.Stage.First, c.Stage.End, c.Layers)
+	case c.Windows != nil && len(c.Windows) != c.Layers:
+		return fmt.Errorf("sim: Windows has %d entries, must have one for each of %d layers", len(c.Windows), c.Layers)
 	case c.Now == nil:
 		return fmt.Errorf("sim: no clock: Now is nil")
 	}
@@ -106,7 +113,8 @@ func New(cfg Config) (*Device, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	d := &Device{Inbox: backend.NewInbox(), cfg: cfg, memory: newMemory(&cfg)}
+	d := &Device{Inbox: backend.NewInbox(), cfg: cfg}
+	d.memory = newMemory(d.Info())
 	d.wg.Go(func() { newRunner(d).run() })
 	d.wg.Go(func() { d.copyAll(d.Out, d.memory.read) })
 	d.wg.Go(func() { d.copyAll(d.In, d.memory.write) })
@@ -120,6 +128,7 @@ func (d *Device) Info() backend.Info {
 		Device: "sim", ModelHash: c.ModelHash, Vocab: c.Vocab, ContextLen: c.ContextLen,
 		Layers: c.Layers, Stage: c.Stage, Hidden: hidden, KVHeads: c.KVHeads, HeadSize: c.HeadSize, KVType: "f32",
 		RoPE: "none", TokensPerBlock: c.TokensPerBlock, KVBlocks: c.KVBlocks, MaxSlots: c.MaxSlots,
+		Windows:  backend.WindowsOf(c.Windows, c.Stage, c.ContextLen, c.WindowBlocks),
 		Numerics: "sim-1", DeviceClock: "mono",
 	}
 }

@@ -20,6 +20,8 @@ func TestConformance(t *testing.T) {
 		"with cost":    {Cost: Cost{Step: 20_000, PrefillToken: 500, Decode: 1000, KVToken: 1, CopyByte: 0.1}},
 		"odd shapes":   {Layers: 3, KVHeads: 3, HeadSize: 6, TokensPerBlock: 5, KVBlocks: 210, Vocab: 77},
 		"shallow":      {Shallow: true},
+		"windows":      {Windows: []int{0, 40, 7, 40}, WindowBlocks: 600},
+		"all windows":  {Windows: []int{9, 9, 9, 9}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			backendtest.Run(t, backendtest.Options{Stages: true, Open: func(t *testing.T, stage backend.Stage) backend.Backend {
