@@ -81,7 +81,7 @@ func (p *prompt) NextSpan(gocontext.Context) (infer.Span, error) {
 }
 
 func (p *prompt) Read(_ gocontext.Context, s infer.Span, dst []byte) error {
-	c := p.b.CopyOut(engine.Regions(nil, p.b.info, p.blocks, s), dst)
+	c := p.b.CopyOut(engine.Regions(nil, p.b.info, [][]int32{p.blocks}, s), dst)
 	<-c.Done()
 	return c.Err
 }
@@ -157,7 +157,7 @@ type borrower struct {
 }
 
 func (b *borrower) Write(_ gocontext.Context, s infer.Span, src []byte) error {
-	c := b.CopyIn(engine.Regions(nil, b.info, b.blocks, s), src)
+	c := b.CopyIn(engine.Regions(nil, b.info, [][]int32{b.blocks}, s), src)
 	<-c.Done()
 	return c.Err
 }
@@ -251,7 +251,7 @@ func (b *borrower) check(tb testing.TB, there backend.Info, from, to int) {
 	row := there.KVHeads * there.HeadSize * backend.ElementSize(there.KVType)
 	got := make([]byte, 2*there.Layers*row)
 	for t := from; t < to; t++ {
-		c := b.CopyOut(engine.Regions(nil, b.info, b.blocks, infer.Span{LayerTo: there.Layers, TokenFrom: t, TokenTo: t + 1}), got)
+		c := b.CopyOut(engine.Regions(nil, b.info, [][]int32{b.blocks}, infer.Span{LayerTo: there.Layers, TokenFrom: t, TokenTo: t + 1}), got)
 		if <-c.Done(); c.Err != nil {
 			tb.Fatal(c.Err)
 		}

@@ -67,11 +67,11 @@ func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) 
 	if d.Tokenizer, err = token.Parse(d.Model.TokenizerJSON); err != nil {
 		return nil, fmt.Errorf("--model %q: tokenizer.json: %w", o.Model, err)
 	}
-	blocks, err := o.blocks(&d.Model.Config)
+	room, err := o.room(&d.Model.Config)
 	if err != nil {
 		return nil, err
 	}
-	if d.backend, d.CardClock, err = openBackend(o, d.Model, blocks, now); err != nil {
+	if d.backend, d.CardClock, err = openBackend(o, d.Model, room, now); err != nil {
 		return nil, fmt.Errorf("--device %s: %w", o.Device, err)
 	}
 	d.Info = d.backend.Info()
@@ -90,13 +90,13 @@ func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) 
 	return d, nil
 }
 
-func openBackend(o Options, m *model.Model, blocks int, now func() int64) (b backend.Backend, cardClock func() (clock.Estimate, bool), err error) {
+func openBackend(o Options, m *model.Model, room room, now func() int64) (b backend.Backend, cardClock func() (clock.Estimate, bool), err error) {
 	if o.Device == "sim" {
 		c := o.Sim
 		b, err = sim.New(sim.Config{
 			ModelHash: "sim-" + m.Hash, Layers: m.Config.Layers, KVHeads: m.Config.KVHeads, HeadSize: m.Config.HeadSize,
-			Vocab: m.Config.Vocab, ContextLen: m.Config.ContextLen, TokensPerBlock: o.TokensPerBlock, KVBlocks: blocks,
-			MaxSlots: o.MaxBatchSize, Shallow: c.Shallow, Now: now,
+			Vocab: m.Config.Vocab, ContextLen: m.Config.ContextLen, TokensPerBlock: o.TokensPerBlock, KVBlocks: room.blocks,
+			Windows: m.Config.Windows, WindowBlocks: room.windowBlocks, MaxSlots: o.MaxBatchSize, Shallow: c.Shallow, Now: now,
 			Cost: sim.Cost{
 				Step: float64(c.Step), PrefillToken: float64(c.PrefillToken), Decode: float64(c.Decode),
 				KVToken: float64(c.KVToken), CopyByte: c.CopyByte,
@@ -105,33 +105,13 @@ func openBackend(o Options, m *model.Model, blocks int, now func() int64) (b bac
 		return b, nil, err
 	}
 	if o.Device == "cuda" {
-		return openCUDA(o, m, blocks, now)
+		return openCUDA(o, m, room.blocks, now)
 	}
 	b, err = cpu.New(m, cpu.Options{
-		TokensPerBlock: o.TokensPerBlock, KVBlocks: blocks, MaxSlots: o.MaxBatchSize, Threads: o.Threads, Now: now,
+		TokensPerBlock: o.TokensPerBlock, KVBlocks: room.blocks, WindowBlocks: room.windowBlocks, MaxSlots: o.MaxBatchSize,
+		Threads: o.Threads, Now: now,
 	})
 	return b, nil, err
-}
-
-// blocks is the number of KV blocks that the options ask for.
-func (o *Options) blocks(c *model.Config) (int, error) {
-	if o.KVBlocks > 0 || o.MemoryFraction > 0 {
-		return o.KVBlocks, nil
-	}
-	element := 4 // bytes: KV is float32 but for the normal mode of cuda
-	if o.Device == "cuda" && !o.Deterministic {
-		element = 2
-	}
-	size := Size(o.TokensPerBlock) * Size(c.Layers*2*c.KVHeads*c.HeadSize*element)
-	context := (c.ContextLen + o.TokensPerBlock - 1) / o.TokensPerBlock
-	if o.KVMemory == 0 {
-		return max(int(defaultKVMemory/size), 2*context), nil
-	}
-	n := int(o.KVMemory / size)
-	if n < context {
-		return 0, fmt.Errorf("--kv-memory %d: holds %d KV blocks of %d bytes; one context of %d tokens needs %d", o.KVMemory, n, size, c.ContextLen, context)
-	}
-	return n, nil
 }
 
 // Close frees the device. The engine must have ended.

@@ -18,7 +18,7 @@ func keepStatistics(cfg *engine.Config, s rows.Sink, info backend.Info) error {
 	if s.Interval > 0 {
 		c, err := stats.New(stats.Options{
 			Interval: s.Interval, KVInterval: s.KVInterval, MaxActive: cfg.MaxBatchSize, Put: s.Put, Memory: s.Memory,
-			BlockBytes: info.KVBytes(info.Stage.First, info.Stage.End) * info.TokensPerBlock,
+			BlockBytes: info.BlockBytes(0),
 		})
 		if err != nil {
 			return err
@@ -48,7 +48,7 @@ func (d *Device) Static(node, clockID string) rows.Static {
 	cfg := d.Engine.Config()
 	s := rows.Static{
 		Node: node, ClockID: clockID, Mode: "non_overlap", MaxBatchSize: int64(cfg.MaxBatchSize), MaxNumTokens: int64(cfg.MaxNumTokens),
-		TokensPerBlock: int64(d.Info.TokensPerBlock), BlockBytes: int64(d.Info.TokensPerBlock * d.Info.KVBytes(0, d.Info.Layers)),
+		TokensPerBlock: int64(d.Info.TokensPerBlock), BlockBytes: int64(d.Info.BlockBytes(0)),
 		Window: int64(d.Info.ContextLen), Tier: "host",
 	}
 	if cfg.Overlap {

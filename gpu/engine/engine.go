@@ -102,7 +102,8 @@ type Engine struct {
 	prof *profile.Profiler // nil: none
 
 	// Owned by the goroutine of Run.
-	pool      *kv.Pool
+	pool      *kv.Pool   // of the layers that see everything; its windows are those of the others
+	windows   []*kv.Pool // in the order of info.Windows
 	tiers     tiers
 	sched     *sched.Scheduler
 	flights   []*flight // submitted steps, oldest first; at most depth
@@ -146,6 +147,10 @@ func New(cfg Config, b backend.Backend) (*Engine, error) {
 		commands: mailbox{wake: make(chan struct{}, 1)}, meter: meter{read: cfg.Energy},
 	}
 	e.pool = kv.New(info.KVBlocks, info.TokensPerBlock, blockhash.Root(info.ModelHash, ""), e.poolEvents())
+	for _, w := range info.Windows {
+		e.pool.AddWindow(w.Tokens, w.Blocks, e.ahead())
+	}
+	e.windows = e.pool.Windows()
 	if err := e.openTiers(); err != nil {
 		return nil, err
 	}
@@ -174,6 +179,9 @@ func (e *Engine) depth() int {
 	}
 	return 1
 }
+
+// ahead is how many tokens the steps in flight may hold.
+func (e *Engine) ahead() int { return e.depth() * e.cfg.MaxNumTokens }
 
 // Info describes the back end.
 func (e *Engine) Info() backend.Info { return e.info }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 
 	"meridian.internal/gpu/backend"
+	"meridian.internal/gpu/kv"
 	"meridian.internal/shared/infer"
 )
 
@@ -19,8 +21,10 @@ type Export struct {
 	leased     bool
 	deadlineNS int64
 
+	columns []kv.Column // as of the admission: what of the windows is leased
+
 	mu       sync.Mutex // guards the fields below
-	blocks   []int32    // set at admission, before the first span
+	tables   [][]int32  // block tables of all groups of layers; set at admission, before the first span
 	spans    []infer.Span
 	end      error // io.EOF when all spans are there, else why there will be no more
 	copies   int   // in flight
@@ -111,14 +115,14 @@ func (x *Export) begin(span infer.Span, size int) ([]backend.Region, error) {
 		return nil, fmt.Errorf("read kv %+v: %w", span, ErrCancelled)
 	case x.over():
 		return nil, fmt.Errorf("read kv %+v: %w", span, x.end)
-	case x.blocks == nil:
+	case x.tables == nil:
 		return nil, fmt.Errorf("read kv %+v: %w: nothing is written yet", span, ErrInvalid)
 	}
-	if err := checkSpan(x.s.e.info, span, 0, x.s.base, size); err != nil {
+	if err := checkSpan(x.s.e.info, span, extent{0, x.s.base}, size); err != nil {
 		return nil, fmt.Errorf("read kv: %w", err)
 	}
 	x.copies++
-	return Regions(nil, x.s.e.info, x.blocks, span), nil
+	return Regions(nil, x.s.e.info, x.tables, span), nil
 }
 
 // leave ends what begin has begun; the last one gives the blocks of an ended lease back.
@@ -149,7 +153,7 @@ func (x *Export) Release() {
 func (x *Export) add(span infer.Span) {
 	x.mu.Lock()
 	if !x.released && x.end == nil {
-		x.spans = append(x.spans, span)
+		x.spans = append(x.spans, x.kept(span)...)
 	}
 	x.mu.Unlock()
 	x.signal()
@@ -180,13 +184,16 @@ func (e *Engine) lease(x *Export) {
 		x.mu.Unlock()
 		return
 	}
-	x.blocks = q.Blocks
+	x.tables, x.columns = q.Tables(), slices.Clone(q.Columns)
 	if n := q.Cached - q.Copy.Tokens; n > 0 { // the first step brings the copied part
 		st := e.info.Stage
-		x.spans = append(x.spans, infer.Span{LayerFrom: st.First, LayerTo: st.End, TokenTo: n})
+		x.spans = append(x.spans, x.kept(infer.Span{LayerFrom: st.First, LayerTo: st.End, TokenTo: n})...)
 	}
 	x.mu.Unlock()
 	e.pool.Lease(q.Blocks)
+	for i, w := range e.windows {
+		w.Lease(x.columns[i].Kept())
+	}
 	x.leased = true
 	e.exports[x] = struct{}{}
 	x.signal()
@@ -202,7 +209,10 @@ func (e *Engine) unlease(x *Export) {
 	}
 	x.leased = false
 	delete(e.exports, x)
-	e.pool.Unlease(x.blocks)
+	e.pool.Unlease(x.tables[0])
+	for i, w := range e.windows {
+		w.Unlease(x.columns[i].Kept())
+	}
 }
 
 // endExport goes with the end of the sequence.
@@ -222,27 +232,83 @@ func SpanBytes(info backend.Info, span infer.Span) int {
 	return info.KVBytes(span.LayerFrom, span.LayerTo) * (span.TokenTo - span.TokenFrom)
 }
 
-// Regions appends the parts of the blocks that a span covers, in token order.
-func Regions(dst []backend.Region, info backend.Info, blocks []int32, span infer.Span) []backend.Region {
+// kept is what of a span is still there when prefill has ended, cut where the group of layers changes.
+func (x *Export) kept(span infer.Span) []infer.Span {
+	info := &x.s.e.info
+	if len(info.Windows) == 0 {
+		return []infer.Span{span}
+	}
+	var parts []infer.Span
+	for from := span.LayerFrom; from < span.LayerTo; {
+		part := span
+		part.LayerFrom = from
+		_, part.LayerTo = info.Run(from, span.LayerTo)
+		part.TokenFrom = max(span.TokenFrom, firstKept(info, from, x.s.base))
+		if part.TokenFrom < part.TokenTo {
+			parts = append(parts, part)
+		}
+		from = part.LayerTo
+	}
+	return parts
+}
+
+// firstKept is the first token that a layer keeps of so many.
+func firstKept(info *backend.Info, layer, tokens int) int {
+	if g := info.Group(layer); g > 0 {
+		return kv.FirstBlock(info.Windows[g-1].Tokens, tokens, info.TokensPerBlock) * info.TokensPerBlock
+	}
+	return 0
+}
+
+// Regions appends the parts of the blocks that a span covers, in token order. Tables are the block tables of the groups of
+// layers.
+func Regions(dst []backend.Region, info backend.Info, tables [][]int32, span infer.Span) []backend.Region {
 	per := info.TokensPerBlock
 	for at := span.TokenFrom; at < span.TokenTo; {
 		i := at / per
 		end := min((i+1)*per, span.TokenTo)
-		dst = append(dst, backend.Region{
-			Block: blocks[i], LayerFrom: span.LayerFrom, LayerTo: span.LayerTo, HeadTo: info.KVHeads,
-			TokenFrom: at - i*per, TokenTo: end - i*per,
-		})
+		for from := span.LayerFrom; from < span.LayerTo; {
+			group, to := info.Run(from, span.LayerTo)
+			dst = append(dst, backend.Region{
+				Block: tables[group][i], LayerFrom: from, LayerTo: to, HeadTo: info.KVHeads,
+				TokenFrom: at - i*per, TokenTo: end - i*per,
+			})
+			from = to
+		}
 		at = end
 	}
 	return dst
 }
 
-// checkSpan verifies that a span lies within the stage's layers and tokens [from, to), and the size of its buffer.
-func checkSpan(info backend.Info, span infer.Span, from, to, size int) error {
+// wholeBlock is all of a block of a group of layers.
+func wholeBlock(info backend.Info, group int, block int32) []backend.Region {
+	var dst []backend.Region
+	for from := info.Stage.First; from < info.Stage.End; {
+		g, to := info.Run(from, info.Stage.End)
+		if g == group {
+			dst = append(dst, backend.Region{Block: block, LayerFrom: from, LayerTo: to, HeadTo: info.KVHeads, TokenTo: info.TokensPerBlock})
+		}
+		from = to
+	}
+	return dst
+}
+
+// extent is a range of tokens of a prompt: those from held on travel, but for what the windows of the whole leave behind.
+type extent struct{ held, tokens int }
+
+// checkSpan verifies that a span lies within the stage's layers and the extent, and the size of its buffer.
+func checkSpan(info backend.Info, span infer.Span, x extent, size int) error {
 	st := info.Stage
 	if span.LayerFrom < st.First || span.LayerFrom >= span.LayerTo || span.LayerTo > st.End ||
-		span.TokenFrom < from || span.TokenFrom >= span.TokenTo || span.TokenTo > to {
-		return fmt.Errorf("%w: span %+v is not a part of layers [%d, %d), tokens [%d, %d)", ErrInvalid, span, st.First, st.End, from, to)
+		span.TokenFrom < x.held || span.TokenFrom >= span.TokenTo || span.TokenTo > x.tokens {
+		return fmt.Errorf("%w: span %+v is not a part of layers [%d, %d), tokens [%d, %d)", ErrInvalid, span, st.First, st.End, x.held, x.tokens)
+	}
+	for i := range info.Windows {
+		for _, layer := range info.Windows[i].Layers {
+			if first := firstKept(&info, layer, x.tokens); span.LayerFrom <= layer && layer < span.LayerTo && span.TokenFrom < first {
+				return fmt.Errorf("%w: span %+v has tokens before %d, which layer %d with its window does not keep", ErrInvalid, span, first, layer)
+			}
+		}
 	}
 	if want := SpanBytes(info, span); size != want {
 		return fmt.Errorf("%w: span %+v has %d bytes, the buffer %d", ErrInvalid, span, want, size)

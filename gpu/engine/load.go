@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 
+	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/kv"
 	"meridian.internal/gpu/sched"
 	"meridian.internal/shared/blockhash"
@@ -41,42 +42,66 @@ func (e *Engine) publishLoad() {
 func (e *Engine) LeakedBlocks() int {
 	n := 0
 	e.query(func() {
-		owned := make([]bool, e.info.KVBlocks)
-		own := func(blocks []int32) {
-			for _, b := range blocks {
-				owned[b] = true
-			}
-		}
-		ownSeq := func(q *sched.Seq) {
-			own(q.Blocks)
-			if q.Copy.Tokens > 0 {
-				owned[q.Copy.From] = true
-			}
-		}
-		ownAll := func(list []*sched.Seq) {
+		o := newOwned(&e.info)
+		for _, list := range [][]*sched.Seq{e.sched.Running(), e.sched.Waiting()} { // of waiting ones those preempted with a step in flight
 			for _, q := range list {
-				ownSeq(q)
+				o.sequence(q)
 			}
 		}
-		ownAll(e.sched.Running())
-		ownAll(e.sched.Waiting()) // preempted with a step in flight
 		for _, f := range e.flights {
 			for _, it := range f.items {
-				ownSeq(it.Seq)
+				o.sequence(it.Seq)
 			}
 		}
 		for x := range e.exports {
-			own(x.blocks)
+			o.mark(0, x.tables[0])
+			for i := range x.columns {
+				o.mark(i+1, x.columns[i].Kept())
+			}
 		}
 		for m := range e.tiers.out {
-			owned[m.Device] = true
+			o.mark(0, []int32{m.Device})
 		}
 		for s := range e.tiers.in {
-			ownSeq(&s.q)
+			o.sequence(&s.q)
 		}
-		n = e.pool.Unowned(owned)
+		n = e.pool.Unowned(o[0])
+		for i, w := range e.windows {
+			n += w.Unowned(o[i+1])
+		}
 	})
 	return n
+}
+
+// owned marks the blocks of each group of layers that have an owner.
+type owned [][]bool
+
+func newOwned(info *backend.Info) owned {
+	o := owned{make([]bool, info.KVBlocks)}
+	for _, w := range info.Windows {
+		o = append(o, make([]bool, w.Blocks))
+	}
+	return o
+}
+
+func (o owned) mark(group int, blocks []int32) {
+	for _, b := range blocks {
+		o[group][b] = true
+	}
+}
+
+func (o owned) sequence(q *sched.Seq) {
+	o.mark(0, q.Blocks)
+	if q.Copy.Tokens > 0 {
+		o.mark(0, []int32{q.Copy.From})
+	}
+	for i := range q.Columns {
+		c := &q.Columns[i]
+		c.Held(func(blocks []int32) { o.mark(i+1, blocks) })
+		if q.Copy.Tokens > 0 {
+			o.mark(i+1, []int32{c.Copy})
+		}
+	}
 }
 
 // Check verifies the books: the states of all KV blocks, and that none leaked.

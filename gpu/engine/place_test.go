@@ -22,7 +22,7 @@ func (n *neighbour) Pull(p backend.Pull) *backend.Copy {
 	whole := func(blocks []int32) []backend.Region {
 		first := p.TokenFrom / info.TokensPerBlock
 		table := append(make([]int32, first), blocks...)
-		return Regions(nil, info, table, infer.Span{LayerFrom: p.LayerFrom, LayerTo: p.LayerTo, TokenFrom: p.TokenFrom, TokenTo: p.TokenTo})
+		return Regions(nil, info, [][]int32{table}, infer.Span{LayerFrom: p.LayerFrom, LayerTo: p.LayerTo, TokenFrom: p.TokenFrom, TokenTo: p.TokenTo})
 	}
 	buf := make([]byte, info.KVBytes(p.LayerFrom, p.LayerTo)*(p.TokenTo-p.TokenFrom))
 	out := n.there.CopyOut(whole(p.From), buf)

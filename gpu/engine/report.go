@@ -45,14 +45,7 @@ func (e *Engine) scheduled(s *Sequence, it sched.Item, now int64) {
 		}
 	}
 	r.LastIter = e.iter
-	if n := len(it.Seq.Blocks); n > s.blocks {
-		r.KV.AllocTotalBlocks += n - s.blocks
-		s.tookBlocks(n - s.blocks)
-		if it.KVLen >= s.target {
-			e.interval.DecodeBlocks += n - s.blocks
-		}
-		s.blocks = n
-	}
+	s.countGrowth(it.KVLen >= s.target)
 	if s.preemptedNS != 0 {
 		r.PreemptedNS += now - s.preemptedNS
 		s.preemptedNS = 0
@@ -60,20 +53,37 @@ func (e *Engine) scheduled(s *Sequence, it sched.Item, now int64) {
 	}
 }
 
+// countGrowth counts the blocks that the sequence got since it was last looked at.
+func (s *Sequence) countGrowth(decodes bool) {
+	n := s.q.BlocksHad()
+	if n <= s.blocks {
+		return
+	}
+	s.report.KV.AllocTotalBlocks += n - s.blocks
+	s.tookBlocks(n - s.blocks)
+	if decodes {
+		s.e.interval.DecodeBlocks += n - s.blocks
+	}
+	s.blocks = n
+}
+
 // countBlocks counts what a sequence got when it was admitted; it may be admitted again after a preemption.
 func (s *Sequence) countBlocks(q *sched.Seq) {
-	kv, totals := &s.report.KV, s.e.pool.Stats().Totals
+	kv, missed := &s.report.KV, s.e.pool.MissedInAll()
 	attached := q.Prefix.Blocks()
-	kv.AllocTotalBlocks += len(q.Blocks)
-	s.tookBlocks(len(q.Blocks) - attached)
+	for i := range q.Columns {
+		attached += q.Columns[i].Attached
+	}
+	s.blocks = q.BlocksHad()
+	kv.AllocTotalBlocks += s.blocks
+	s.tookBlocks(s.blocks - attached)
 	kv.ReusedBlocks += attached
 	if q.Copy.Tokens > 0 {
 		kv.ReusedBlocks++
 		kv.PartialBlocks++
 	}
-	kv.MissedBlocks += int(totals.Missed - s.e.missed)
-	s.e.missed = totals.Missed
-	s.blocks = len(q.Blocks)
+	kv.MissedBlocks += int(missed - s.e.missed)
+	s.e.missed = missed
 }
 
 // countLoads counts the blocks that tiers below the device gave, and those that they failed to give.

@@ -20,7 +20,7 @@ type Reservation struct {
 	admitted   chan struct{} // closed when slot and blocks are there
 
 	mu      sync.Mutex // guards the fields below
-	blocks  []int32
+	tables  [][]int32  // block tables of all groups of layers
 	held    int
 	report  infer.Report // as of the admission
 	spans   []infer.Span // installed
@@ -61,7 +61,7 @@ func (e *Engine) Reserve(ctx context.Context, r infer.Request) (*Reservation, er
 // ready is called when the sequence is admitted.
 func (h *Reservation) ready(q *sched.Seq) {
 	h.mu.Lock()
-	h.blocks, h.held, h.report = q.Blocks, q.Cached, h.s.report
+	h.tables, h.held, h.report = q.Tables(), q.Cached, h.s.report
 	h.mu.Unlock()
 	close(h.admitted)
 }
@@ -120,7 +120,7 @@ func (h *Reservation) install(ctx context.Context, span infer.Span, size int, be
 	if err != nil {
 		return 0, err
 	}
-	c := begin(Regions(nil, h.s.e.info, h.blocks, span))
+	c := begin(Regions(nil, h.s.e.info, h.tables, span))
 	<-c.Done()
 	h.mu.Lock()
 	h.copies--
@@ -145,7 +145,7 @@ func (h *Reservation) writable(span infer.Span, size int) error {
 	case h.started:
 		return fmt.Errorf("write kv %+v: %w: the sequence has started", span, ErrInvalid)
 	}
-	if err := checkSpan(h.s.e.info, span, h.held, h.s.base, size); err != nil {
+	if err := checkSpan(h.s.e.info, span, extent{h.held, h.s.base}, size); err != nil {
 		return fmt.Errorf("write kv: %w", err)
 	}
 	return nil
@@ -185,12 +185,12 @@ func (h *Reservation) Start(first []infer.Token) (*Sequence, error) {
 	return s, nil
 }
 
-// complete verifies that every layer of every token is here.
+// complete verifies that every layer has every token that it keeps.
 func (h *Reservation) complete() error {
 	st := h.s.e.info.Stage
 	slices.SortFunc(h.spans, func(a, b infer.Span) int { return cmp.Compare(a.TokenFrom, b.TokenFrom) })
 	for layer := st.First; layer < st.End; layer++ {
-		to := h.held
+		to := max(h.held, firstKept(&h.s.e.info, layer, h.s.base))
 		for _, sp := range h.spans {
 			if sp.LayerFrom <= layer && layer < sp.LayerTo && sp.TokenFrom <= to {
 				to = max(to, sp.TokenTo)

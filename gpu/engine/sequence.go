@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"meridian.internal/gpu/kv"
 	"meridian.internal/gpu/sched"
 	"meridian.internal/shared/infer"
 )
@@ -107,6 +108,12 @@ func (e *Engine) checkRequest(r *infer.Request) error {
 		return fmt.Errorf("%w: %d prompt tokens and %d more exceed the context of %d", ErrTooLong, len(r.Prompt), r.MaxTokens, e.info.ContextLen)
 	case e.pool.Blocks(total) > e.info.KVBlocks:
 		return fmt.Errorf("%w: %d tokens need %d KV blocks, the device has %d", ErrTooLong, total, e.pool.Blocks(total), e.info.KVBlocks)
+	}
+	for i := range e.info.Windows {
+		w, total := &e.info.Windows[i], len(r.Prompt)+r.MaxTokens
+		if n := kv.MostHeld(w.Tokens, e.ahead(), e.info.TokensPerBlock, total); n > w.Blocks {
+			return fmt.Errorf("%w: %d tokens need %d KV blocks of the layers with a window of %d, the device has %d", ErrTooLong, total, n, w.Tokens, w.Blocks)
+		}
 	}
 	for _, list := range [][]int32{r.Prompt, r.Output} {
 		for i, t := range list {

@@ -14,6 +14,7 @@ type flight struct {
 	batch   backend.Batch
 	step    *backend.Step
 	logits  []int
+	windows [][]int32 // block tables of the entries
 	exports []written
 	builtNS int64
 	counts  Batch
@@ -64,7 +65,7 @@ func (e *Engine) submit() bool {
 // build turns the plan into a batch.
 func (e *Engine) build(f *flight) {
 	f.batch = backend.Batch{Iter: e.iter, Assign: f.batch.Assign[:0], Copies: f.batch.Copies[:0], Entries: f.batch.Entries[:0]}
-	f.logits, f.exports, f.logged = f.logits[:0], f.exports[:0], false
+	f.logits, f.windows, f.exports, f.logged = f.logits[:0], f.windows[:0], f.exports[:0], false
 	f.counts = Batch{}
 	for _, it := range f.items {
 		s := it.Seq.Data.(*Sequence)
@@ -74,6 +75,10 @@ func (e *Engine) build(f *flight) {
 			f.batch.Assign = append(f.batch.Assign, s.assign())
 			if c := it.Seq.Copy; c.Tokens > 0 {
 				f.batch.Copies = append(f.batch.Copies, backend.BlockCopy{From: c.From, To: c.To})
+				for i := range it.Seq.Columns {
+					w := &it.Seq.Columns[i]
+					f.batch.Copies = append(f.batch.Copies, backend.BlockCopy{From: w.Copy, To: w.Blocks[it.Seq.Prefix.Blocks()], Group: i + 1})
+				}
 				from -= c.Tokens
 			}
 		}
@@ -103,6 +108,12 @@ func (f *flight) entry(it sched.Item) backend.Entry {
 	if end <= len(it.Seq.Tokens) {
 		en.Tokens = it.Seq.Tokens[it.KVLen:end]
 	} // else one token that a step in flight is sampling
+	if len(it.Seq.Columns) > 0 {
+		for i := range it.Seq.Columns {
+			f.windows = append(f.windows, it.Seq.Columns[i].Blocks)
+		}
+		en.Windows = f.windows[len(f.windows)-len(it.Seq.Columns):]
+	}
 	if it.Sample {
 		f.logits = append(f.logits, it.Tokens-1)
 		en.Logits = f.logits[len(f.logits)-1:]
@@ -153,6 +164,10 @@ func (e *Engine) collect() error {
 func (e *Engine) settle(s *Sequence, it sched.Item) {
 	if end := it.KVLen + it.Tokens; end <= len(it.Seq.Tokens) && !s.poisoned {
 		e.sched.Publish(it.Seq, end)
+	}
+	if len(it.Seq.Columns) > 0 {
+		e.sched.Slide(it.Seq, it.KVLen+it.Tokens)
+		s.countGrowth(it.KVLen >= s.target)
 	}
 	e.sched.Complete(it.Seq)
 }

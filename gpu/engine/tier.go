@@ -7,7 +7,6 @@ import (
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/kv"
 	"meridian.internal/gpu/kvdisk"
-	"meridian.internal/shared/infer"
 	"meridian.internal/shared/kvevent"
 )
 
@@ -33,10 +32,10 @@ const (
 
 // openTiers takes the host memory and the files for KV.
 func (e *Engine) openTiers() error {
-	st, t := e.info.Stage, &e.tiers
+	t := &e.tiers
 	t.out, t.in = map[kv.Move]struct{}{}, map[*Sequence]struct{}{}
-	t.block = e.info.KVBytes(st.First, st.End) * e.info.TokensPerBlock
-	if !e.cfg.PrefixReuse {
+	t.block = e.info.BlockBytes(0)
+	if t.block == 0 || !e.cfg.PrefixReuse {
 		return nil
 	}
 	if n := int(e.cfg.HostKVBytes / int64(t.block)); n > 0 {
@@ -67,8 +66,7 @@ func (t *tiers) slot(m kv.Move) []byte { return t.host[int(m.Slot)*t.block:][:t.
 
 // whole is all of a device block.
 func (e *Engine) whole(m kv.Move) []backend.Region {
-	st := e.info.Stage
-	return Regions(nil, e.info, []int32{m.Device}, infer.Span{LayerFrom: st.First, LayerTo: st.End, TokenTo: e.info.TokensPerBlock})
+	return wholeBlock(e.info, 0, m.Device)
 }
 
 // offload begins copies of cached blocks to the tiers.
@@ -168,8 +166,7 @@ func (e *Engine) onboard(s *Sequence) {
 				e.cfg.Logger.Warn("kv block was not loaded; it is computed", "request_id", s.req.ID, "tier", loads[good].Tier, "error", failed)
 			}
 			s.countLoads(loads, good)
-			e.sched.Loaded(&s.q, good)
-			if !s.ended {
+			if e.sched.Loaded(&s.q, good) && !s.ended {
 				e.begin(s)
 			}
 		})

@@ -50,13 +50,14 @@ func (p *Pool) find(hash blockhash.Hash, parent uint64, tokens []int32) (int32, 
 // Publish makes the full blocks of a sequence up to block number to findable; they must be written. Tokens are those of
 // the sequence from its start, blocks its block table, at what Match or the last Publish returned. A block whose content
 // is here already stays without a name, and becomes free when its last holder drops it.
-func (p *Pool) Publish(at Prefix, tokens, blocks []int32, to int) Prefix {
+func (p *Pool) Publish(at Prefix, tokens, blocks []int32, columns []Column, to int) Prefix {
 	if at.n == 0 {
 		at.hash = p.root
 	}
 	for ; at.n < to; at.n++ {
 		part := tokens[at.n*p.perBlock : (at.n+1)*p.perBlock]
 		hash := blockhash.Chain(at.hash, part)
+		p.nameColumns(columns, at, hash, part)
 		at.serial = p.name(blocks[at.n], at, hash, part)
 		at.hash = hash
 	}
@@ -159,6 +160,11 @@ func (p *Pool) Check() error {
 	}
 	if err := p.checkLists(); err != nil {
 		return err
+	}
+	for _, w := range p.windows {
+		if err := w.Check(); err != nil {
+			return fmt.Errorf("window of %d tokens: %w", w.tokens, err)
+		}
 	}
 	return p.checkBelow()
 }

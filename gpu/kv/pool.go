@@ -12,6 +12,9 @@
 // A block is found by the chained hash of its prefix and attached only if its tokens are equal and its parent is the very
 // content that was attached before it, so a hash collision costs a miss and never gives wrong text.
 //
+// Layers that see only the last tokens can have pools of their own (AddWindow), whose blocks are given back while a sequence
+// runs. A prefix is of use only if they, too, have what is seen from its end.
+//
 // Of a block whose beginning only is wanted, that part can be copied into an empty one (Grant.Copy). With tiers below the device
 // (AddTier) what it evicts can be loaded again (Grant.Loads). The pool says what to copy; its owner does it.
 package kv
@@ -96,7 +99,8 @@ type Pool struct {
 	cached       lru
 	used, leased int
 	serial       uint64
-	below        []*below // the tiers below the device, the fastest first
+	below        []*below  // the tiers below the device, the fastest first
+	windows      []*window // nil: all layers see everything
 	events       Events
 	totals       Totals
 }

@@ -32,7 +32,7 @@ func filled(t *testing.T, p *Pool, toks []int32) []int32 {
 	if !ok {
 		t.Fatalf("no room for %d tokens: %+v", len(toks), p.Stats())
 	}
-	p.Publish(at, toks, blocks, len(toks)/p.PerBlock())
+	p.Publish(at, toks, blocks, nil, len(toks)/p.PerBlock())
 	return blocks
 }
 
@@ -155,9 +155,9 @@ func TestTwinsCanBothBeExtended(t *testing.T) {
 	a, b := tokens(12, 1), append(tokens(8, 1), tokens(4, 2)...)
 	ba, _ := p.Alloc(nil, 3) // both computed at the same time, neither knew of the other
 	bb, _ := p.Alloc(nil, 3)
-	p.Publish(Prefix{}, a, ba, 3)
-	at := p.Publish(Prefix{}, b, bb, 1)
-	p.Publish(at, b, bb, 3)
+	p.Publish(Prefix{}, a, ba, nil, 3)
+	at := p.Publish(Prefix{}, b, bb, nil, 1)
+	p.Publish(at, b, bb, nil, 3)
 	p.Release(ba)
 	p.Release(bb)
 	check(t, p, Stats{Max: 16, Free: 12, Cached: 4})
@@ -397,7 +397,7 @@ func (m *model) begin(t *testing.T, p *Pool, rng *rand.Rand, per int) {
 	m.held = append(m.held, g.Blocks)
 	m.fill(t, p, rng, &w, &g, per)
 	for to := at.Blocks(); to <= len(toks)/per; to++ { // as prefill advances
-		at = p.Publish(at, toks, g.Blocks, to)
+		at = p.Publish(at, toks, g.Blocks, g.Columns, to)
 	}
 }
 
@@ -451,7 +451,7 @@ func BenchmarkAcquireRelease(b *testing.B) {
 	p := New(1<<20, 32, 1, Events{})
 	toks := tokens(blocks*32, 1)
 	warm, at, _ := acquire(p, toks, len(toks), len(toks), 0)
-	p.Publish(at, toks, warm, blocks)
+	p.Publish(at, toks, warm, nil, blocks)
 	for b.Loop() {
 		got, _, _ := acquire(p, toks, len(toks), len(toks), 0)
 		p.Release(got)
@@ -469,7 +469,7 @@ func BenchmarkOffloadAndLoad(b *testing.B) {
 		toks := sets[i%3]
 		g, _ := p.Acquire(Want{Tokens: toks, Limit: len(toks), Total: len(toks)})
 		p.Loaded(g.Loads, len(g.Loads))
-		p.Publish(g.Prefix, toks, g.Blocks, blocks)
+		p.Publish(g.Prefix, toks, g.Blocks, nil, blocks)
 		p.Release(g.Blocks)
 		for m, ok := p.NextOffload(kvevent.Host); ok; m, ok = p.NextOffload(kvevent.Host) {
 			p.Offloaded(m, true)

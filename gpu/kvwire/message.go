@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"meridian.internal/gpu/backend"
+	"meridian.internal/gpu/kv"
 	"meridian.internal/shared/infer"
 )
 
@@ -16,7 +18,8 @@ var ErrIncompatible = errors.New("kvwire: incompatible pair")
 var ErrRemote = errors.New("kvwire: refused by the peer")
 
 // Hello is what both sides say of themselves when a connection opens. Model hash, layers, KV heads, head size and RoPE
-// must be equal; element type, block size, ranks and stages may differ, the receiver converts.
+// must be equal; element type, block size, ranks and stages may differ, the receiver converts. With windows the block size must
+// be equal, too: what a window leaves behind ends at a block.
 type Hello struct {
 	Node           string `json:"node"`
 	Clock          string `json:"clock"` // clock id
@@ -30,17 +33,35 @@ type Hello struct {
 	TokensPerBlock int    `json:"tokens_per_block"`
 	Ranks          int    `json:"ranks"`
 	Stages         int    `json:"stages"`
-	Shares         string `json:"shares,omitempty"` // how other processes of the host can read this KV where it lies; empty: not at all
-	Nonce          string `json:"nonce,omitempty"`  // of this connection, where the cluster has a secret
-	Proof          string `json:"proof,omitempty"`  // hello-ack: that the sender knows it
+	Windows        []int  `json:"windows,omitempty"` // of each layer: tokens that it keeps of a prompt, 0: all; absent: all layers keep all
+	Shares         string `json:"shares,omitempty"`  // how other processes of the host can read this KV where it lies; empty: not at all
+	Nonce          string `json:"nonce,omitempty"`   // of this connection, where the cluster has a secret
+	Proof          string `json:"proof,omitempty"`   // hello-ack: that the sender knows it
 }
 
 // HelloOf fills a Hello from a back end's description.
 func HelloOf(node, clockID string, i backend.Info) Hello {
-	return Hello{
+	h := Hello{
 		Node: node, Clock: clockID, ModelHash: i.ModelHash, Layers: i.Layers, KVHeads: i.KVHeads, HeadSize: i.HeadSize,
 		RoPE: i.RoPE, Numerics: i.Numerics, KVType: i.KVType, TokensPerBlock: i.TokensPerBlock, Ranks: 1, Stages: 1,
 	}
+	if len(i.Windows) > 0 {
+		h.Windows = make([]int, i.Layers)
+	}
+	for _, w := range i.Windows {
+		for _, layer := range w.Layers {
+			h.Windows[layer] = w.Tokens
+		}
+	}
+	return h
+}
+
+// firstKept is the first token of a prompt that travels of a layer: what its window leaves behind does not.
+func (h Hello) firstKept(layer, prompt int) int {
+	if h.Windows == nil || h.Windows[layer] == 0 {
+		return 0
+	}
+	return kv.FirstBlock(h.Windows[layer], prompt, h.TokensPerBlock) * h.TokensPerBlock
 }
 
 // Compatible says why KV of peer cannot be used here, nil if it can.
@@ -58,6 +79,12 @@ func (h Hello) Compatible(peer Hello) error {
 		if p.here != p.peer {
 			return fmt.Errorf("%w: %s is %v at %s and %v at %s", ErrIncompatible, p.name, p.here, h.Node, p.peer, peer.Node)
 		}
+	}
+	if !slices.Equal(h.Windows, peer.Windows) {
+		return fmt.Errorf("%w: the windows of the layers are %v at %s and %v at %s", ErrIncompatible, h.Windows, h.Node, peer.Windows, peer.Node)
+	}
+	if h.Windows != nil && h.TokensPerBlock != peer.TokensPerBlock {
+		return fmt.Errorf("%w: a block has %d tokens at %s and %d at %s, must be equal for a model with windows", ErrIncompatible, h.TokensPerBlock, h.Node, peer.TokensPerBlock, peer.Node)
 	}
 	if h.KVType != peer.KVType && (elementCode(h.KVType) == 0 || elementCode(peer.KVType) == 0) {
 		return fmt.Errorf("%w: KV type %q at %s and %q at %s; f32, f16 and bf16 can be converted", ErrIncompatible, h.KVType, h.Node, peer.KVType, peer.Node)

@@ -191,11 +191,16 @@ func (r *receiver) end(payload []byte) (Trailer, error) {
 	if len(t.First) == 0 {
 		return Trailer{}, fmt.Errorf("%w: a trailer without first token", ErrFrame)
 	}
-	want := (r.prompt - r.t.report.TokensHeld) * r.t.c.o.Hello.Layers
+	want, here := 0, r.t.c.o.Hello
+	for layer := range here.Layers {
+		want += r.prompt - max(r.t.report.TokensHeld, here.firstKept(layer, r.prompt))
+	}
 	if !t.FinishedHere && r.low != want {
 		return Trailer{}, fmt.Errorf("%w: %d of %d token-layers came", ErrFrame, r.low, want)
 	}
-	r.t.report.Tokens = r.low / max(1, r.t.c.o.Hello.Layers)
+	if r.t.report.Tokens = r.prompt - r.t.report.TokensHeld; r.low != want {
+		r.t.report.Tokens = r.low / max(1, here.Layers)
+	}
 	return t, nil
 }
 

@@ -29,9 +29,10 @@ type Config struct {
 type Scheduler struct {
 	cfg     Config
 	pool    *kv.Pool
-	waiting []*Seq // in the order of service
-	running []*Seq // in the order of service
-	slots   []int  // free ones
+	windows []*kv.Pool // of pool
+	waiting []*Seq     // in the order of service
+	running []*Seq     // in the order of service
+	slots   []int      // free ones
 	order   uint64
 	step    uint64 // number of the step being planned
 	coming  int    // blocks that come back when steps in flight are done
@@ -44,7 +45,7 @@ type Scheduler struct {
 
 // New makes a scheduler over a pool that it shares with its owner.
 func New(cfg Config, pool *kv.Pool) *Scheduler {
-	s := &Scheduler{cfg: cfg, pool: pool, slots: make([]int, cfg.MaxBatchSize)}
+	s := &Scheduler{cfg: cfg, pool: pool, windows: pool.Windows(), slots: make([]int, cfg.MaxBatchSize)}
 	for i := range s.slots {
 		s.slots[i] = cfg.MaxBatchSize - 1 - i
 	}
@@ -93,29 +94,38 @@ func (s *Scheduler) admit(q *Seq) bool {
 			spare++
 		}
 	}
-	if s.stuck == q && s.pool.Available() <= s.stuckAt && spare >= s.stuckSpare {
+	if s.stuck == q && s.available() <= s.stuckAt && spare >= s.stuckSpare {
 		return false
 	}
-	limit, total := min(q.Match, len(q.Tokens)-1), len(q.Tokens)
+	w := kv.Want{Tokens: q.Tokens, Limit: min(q.Match, len(q.Tokens)-1), Total: len(q.Tokens), Spare: spare, Partial: !q.Held}
 	if q.Held {
-		limit, total = min(q.Match, total), total+1
+		w.Limit, w.Total, w.Next = min(q.Match, w.Total), w.Total+1, w.Total
 	}
 	if !s.cfg.PrefixReuse {
-		limit = 0
+		w.Limit = 0
 	}
-	g, ok := s.pool.Acquire(kv.Want{Tokens: q.Tokens, Limit: limit, Total: total, Spare: spare, Partial: !q.Held})
+	g, ok := s.pool.Acquire(w)
 	if !ok {
-		s.stuck, s.stuckAt, s.stuckSpare = q, s.pool.Available(), spare
+		s.stuck, s.stuckAt, s.stuckSpare = q, s.available(), spare
 		return false
 	}
 	s.stuck = nil
-	q.Blocks, q.Prefix, q.Loads, q.Copy = g.Blocks, g.Prefix, g.Loads, g.Copy
+	q.Blocks, q.Columns, q.Prefix, q.Loads, q.Copy = g.Blocks, g.Columns, g.Prefix, g.Loads, g.Copy
 	q.Cached = g.Prefix.Blocks()*s.pool.PerBlock() + g.Copy.Tokens
 	q.Computed = q.Cached
 	q.Slot = s.slots[len(s.slots)-1]
 	s.slots = s.slots[:len(s.slots)-1]
 	q.state, q.assigned = running, false
 	return true
+}
+
+// available is the number of blocks that can be handed out, of whatever layers.
+func (s *Scheduler) available() int {
+	n := s.pool.Available()
+	for _, w := range s.windows {
+		n += w.Available()
+	}
+	return n
 }
 
 // Next plans a step and counts it as submitted: each item's sequence is in flight until Complete. It appends to dst, and
@@ -168,19 +178,20 @@ func (s *Scheduler) take(q *Seq, n int) Item {
 	return it
 }
 
-// grow makes the block table reach to so many tokens.
+// grow makes the block tables reach to so many tokens.
 func (s *Scheduler) grow(q *Seq, tokens int, preempt bool) bool {
-	need := s.pool.Blocks(tokens) - len(q.Blocks)
-	if need <= 0 {
-		return true
-	}
+	blocks := s.pool.Blocks(tokens)
 	for {
-		var ok bool
-		if q.Blocks, ok = s.pool.Alloc(q.Blocks, need); ok {
+		need, ok := blocks-len(q.Blocks), true
+		if need > 0 {
+			q.Blocks, ok = s.pool.Alloc(q.Blocks, need)
+		}
+		if ok && s.pool.GrowColumns(q.Columns, blocks) {
 			return true
 		}
-		if !preempt || s.pool.Available()+s.coming >= need {
-			return false // blocks come back with the steps in flight
+		// Blocks may come back with the steps in flight. Those of windows are not counted apart: they come with the others.
+		if !preempt || !ok && s.pool.Available()+s.coming >= need || ok && s.coming > 0 {
+			return false
 		}
 		victim := s.victim()
 		if victim == nil {
@@ -237,29 +248,41 @@ func (s *Scheduler) drop(q *Seq) {
 	s.coming -= len(q.Blocks)
 	s.pool.Release(q.Blocks)
 	s.dropCopy(q)
-	q.Blocks, q.Prefix, q.Computed, q.Cached, q.dropped = nil, kv.Prefix{}, 0, 0, false
+	s.pool.ReleaseColumns(q.Columns)
+	q.Blocks, q.Columns, q.Prefix, q.Computed, q.Cached, q.dropped = nil, nil, kv.Prefix{}, 0, 0, false
 }
 
 // dropCopy lets go of the block that a part was copied from.
 func (s *Scheduler) dropCopy(q *Seq) {
 	if q.Copy.Tokens > 0 {
 		s.pool.Release([]int32{q.Copy.From})
+		s.pool.ReleaseCopies(q.Columns)
 		q.Copy, q.copying = kv.Copy{}, false
 	}
 }
 
 // Loaded says that the Loads of a sequence, which Enter has counted, have ended: the first good ones brought their blocks, what
-// the others should have brought must be computed. It completes the copy.
-func (s *Scheduler) Loaded(q *Seq, good int) {
+// the others should have brought must be computed. It completes the copy. False: the sequence waits again, since what its
+// windows hold fits only the whole prefix.
+func (s *Scheduler) Loaded(q *Seq, good int) bool {
 	s.pool.Loaded(q.Loads, good)
+	if good < len(q.Loads) && !q.dropped && len(q.Columns) > 0 {
+		q.Loads, q.Match = nil, 0
+		s.leave(q)
+		q.state = waiting
+		s.waiting = insert(s.waiting, q)
+		s.Complete(q)
+		return false
+	}
 	n := q.Prefix.Blocks() + good
 	q.Loads = nil
 	if good > 0 && !q.dropped {
-		q.Prefix = s.pool.Publish(q.Prefix, q.Tokens, q.Blocks, n)
+		q.Prefix = s.pool.Publish(q.Prefix, q.Tokens, q.Blocks, q.Columns, n)
 		q.Cached = n * s.pool.PerBlock()
 		q.Computed = q.Cached
 	}
 	s.Complete(q)
+	return true
 }
 
 // Enter counts a copy that names the blocks of a sequence, until Complete.
@@ -280,7 +303,15 @@ func (s *Scheduler) Complete(q *Seq) {
 // known. It must come before the Complete of the step that wrote them.
 func (s *Scheduler) Publish(q *Seq, tokens int) {
 	if n := tokens / s.pool.PerBlock(); s.cfg.PrefixReuse && n > q.Prefix.Blocks() {
-		q.Prefix = s.pool.Publish(q.Prefix, q.Tokens, q.Blocks, n)
+		q.Prefix = s.pool.Publish(q.Prefix, q.Tokens, q.Blocks, q.Columns, n)
+	}
+}
+
+// Slide says that the first tokens of a sequence are written, and no step in flight begins before them. It must come between the
+// Publish and the Complete of the step that wrote them.
+func (s *Scheduler) Slide(q *Seq, tokens int) {
+	if !q.dropped {
+		s.pool.Slide(q.Columns, tokens)
 	}
 }
 

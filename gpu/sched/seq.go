@@ -13,11 +13,12 @@ type Seq struct {
 	Fixed    bool    // never preempted: a transfer depends on its blocks
 	Data     any     // the caller's
 
-	Slot     int     // valid while running
-	Blocks   []int32 // block table; grows at its end, old slices of it stay valid
-	Computed int     // tokens in KV once all submitted steps have run
-	Pending  int     // tokens that submitted steps sample and that are not known yet
-	InFlight int     // submitted steps and copies that name the blocks
+	Slot     int         // valid while running
+	Blocks   []int32     // block table; grows at its end, old slices of it stay valid
+	Columns  []kv.Column // block tables of the windows, if there are any
+	Computed int         // tokens in KV once all submitted steps have run
+	Pending  int         // tokens that submitted steps sample and that are not known yet
+	InFlight int         // submitted steps and copies that name the blocks
 	Prefix   kv.Prefix
 	Cached   int       // tokens that the last admission found here, in any tier
 	Loads    []kv.Move // copies from tiers below the device that must end (Loaded) before the sequence is scheduled
@@ -41,6 +42,25 @@ const (
 
 // Len is the number of tokens known or being sampled.
 func (q *Seq) Len() int { return len(q.Tokens) + q.Pending }
+
+// BlocksHad is the number of blocks that the sequence got since it was admitted, of all layers.
+func (q *Seq) BlocksHad() int {
+	n := len(q.Blocks)
+	for i := range q.Columns {
+		n += q.Columns[i].Attached + q.Columns[i].Taken
+	}
+	return n
+}
+
+// Tables are the block tables of all layers: that of those that see everything, then those of the windows.
+func (q *Seq) Tables() [][]int32 {
+	tables := make([][]int32, 0, 1+len(q.Columns))
+	tables = append(tables, q.Blocks)
+	for i := range q.Columns {
+		tables = append(tables, q.Columns[i].Blocks)
+	}
+	return tables
+}
 
 // Running tells whether the sequence holds a slot.
 func (q *Seq) Running() bool { return q.state == running }
