@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -183,6 +184,52 @@ func TestAClockThatChangesWithinABurstProvesNothing(t *testing.T) {
 	}
 	if _, err := batch(t, client, nil).burst(t.Context(), netip.MustParseAddrPort(addr), 4, 5*time.Second); !errors.Is(err, ErrTwoClock) {
 		t.Errorf("by the batch: %v, want %v", err, ErrTwoClock)
+	}
+}
+
+// A peer that answers nothing before all packets of a volley are there: sent one by one, they would never come.
+func TestPacketsOfAVolleyAreSentAtOnceAndAskForEachOthersStamp(t *testing.T) {
+	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	t.Cleanup(func() { c.Close(); <-done })
+	go func() {
+		defer close(done)
+		var qs []ntp.Packet
+		var b [ntp.Size]byte
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(b[:])
+			if err != nil {
+				return
+			}
+			q, err := ntp.ParsePacket(b[:n], nil)
+			if err != nil {
+				continue
+			}
+			if qs = append(qs, q); len(qs) < volley {
+				continue
+			}
+			for i, q := range qs {
+				p := ntp.Packet{Reply: true, Seq: q.Seq, Epoch: 7, T2: int64(10 * i), T3: int64(10*i + 1)}
+				if i > 0 && q.PrevSeq == qs[i-1].Seq {
+					p.HasPrevTX, p.PrevTX = true, int64(10*(i-1)+2)
+				}
+				_, _ = c.WriteToUDPAddrPort(p.Append(nil, nil), from)
+			}
+		}
+	}()
+	x, err := batch(t, steady(t, clock.Options{}), nil).burst(t.Context(), c.LocalAddr().(*net.UDPAddr).AddrPort(), volley, 5*time.Second)
+	if err != nil || x.Lost > 0 {
+		t.Fatalf("%+v %v", x, err)
+	}
+	var t3 []int64
+	for _, e := range x.Exchanges {
+		t3 = append(t3, e.T3)
+	}
+	if want := []int64{1, 11, 2, 21, 12}; !slices.Equal(t3, want) {
+		t.Errorf("exchanges with T3 %d, want %d", t3, want)
 	}
 }
 
