@@ -15,6 +15,9 @@ import (
 const (
 	maxLogQueue  = 4096
 	publishLimit = 2 * time.Second
+	// ensureEvery is how often is looked whether log and bucket are still there: a plain message to a stream that was deleted
+	// fails silently.
+	ensureEvery = time.Second
 )
 
 // publisher hands estimates to NATS. Of each pair only the newest waits; the log is bounded, and what does not fit is
@@ -23,6 +26,7 @@ type publisher struct {
 	conn *bus.Conn
 	slog *slog.Logger
 	poke chan struct{}
+	good time.Time // when log and bucket were last there
 
 	mu    sync.Mutex       // guards what follows; short reads and writes only
 	dirty map[string]int64 // number of the newest estimate of each key
@@ -94,14 +98,15 @@ func (p *publisher) run(ctx context.Context) error {
 func (p *publisher) send(ctx context.Context, dirty map[string]int64, queue []queued) {
 	ctx, cancel := context.WithTimeout(ctx, publishLimit)
 	defer cancel()
-	if len(dirty) > 0 {
-		// The bucket has to exist; a value is then written by a plain message to its subject. The acknowledgement that Put
-		// would wait for costs more than the measurement, and a value that is lost has a successor in a second.
-		if _, err := p.conn.KV(ctx, bus.BucketClocks); err != nil {
-			p.slog.Debug("estimates not published", "count", len(dirty), "err", err)
-			p.failed.Add(int64(len(dirty)))
-			dirty = nil
+	// Log and bucket have to exist; a value is then written by a plain message to its subject. The acknowledgement that Put
+	// would wait for costs more than the measurement, and a value that is lost has a successor in a second.
+	if time.Since(p.good) > ensureEvery {
+		if err := bus.EnsureStreams(ctx, p.conn.JetStream()); err != nil {
+			p.slog.Debug("estimates not published", "count", len(queue), "err", err)
+			p.failed.Add(int64(len(queue)))
+			return
 		}
+		p.good = time.Now()
 	}
 	for _, q := range queue {
 		b, err := json.Marshal(q.e)

@@ -119,6 +119,9 @@ func published(t testing.TB, c *bus.Conn, router, nodeName string, want func(clo
 	t.Helper()
 	ctx := within(t)
 	kv, err := c.KV(ctx, bus.BucketClocks)
+	for ; err != nil && ctx.Err() == nil; kv, err = c.KV(ctx, bus.BucketClocks) {
+		time.Sleep(10 * time.Millisecond) // it was deleted, and comes back
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

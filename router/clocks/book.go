@@ -8,6 +8,7 @@ package clocks
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"sort"
@@ -249,45 +250,55 @@ func (b *Book) watch(ctx context.Context) error {
 		return err
 	}
 	defer w.Stop() //nolint:errcheck // the subscription may be gone already
+	tick := time.NewTicker(watchRetry)
+	defer tick.Stop()
+	last, reconnects := time.Now(), b.o.Conn.NATS().Stats().Reconnects
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case u, open := <-w.Updates():
 			if !open {
-				return errClosed
+				return errors.New("watch was closed")
 			}
-			if u == nil {
-				continue
+			last = time.Now()
+			if u != nil {
+				b.heard(u.Value())
 			}
-			p, err := clock.ParsePublished(u.Value())
-			if err != nil {
-				continue // a deletion, or something that is none of ours
-			}
-			b.put(p.Estimate)
-			for _, r := range []node.Role{node.RoleCtx, node.RoleGen} {
-				b.tracker.Learn(node.Key(r, p.Node), p.Estimate)
+		case <-tick.C:
+			// The bucket is kept in memory: after a restart of NATS it is another, of which this watch hears nothing.
+			if b.o.Conn.NATS().Stats().Reconnects != reconnects || time.Since(last) > staleAfter {
+				return errors.New("watch is silent")
 			}
 		}
 	}
 }
 
-type errString string
-
-func (e errString) Error() string { return string(e) }
-
-const errClosed = errString("clocks: watch was closed")
+// heard takes a value of the bucket; a deletion, or something that is none of ours, says nothing.
+func (b *Book) heard(value []byte) {
+	p, err := clock.ParsePublished(value)
+	if err != nil || !b.put(p.Estimate) {
+		return
+	}
+	for _, r := range []node.Role{node.RoleCtx, node.RoleGen} {
+		b.tracker.Learn(node.Key(r, p.Node), p.Estimate)
+	}
+}
 
 // put keeps an estimate of a clock against ours; those against another epoch of this router's clock are of no use. It counts
 // for the process that it was measured with alone: equal epochs do not prove one clock, since cloned machines share them.
-func (b *Book) put(e clock.Estimate) {
+// Not fresh: it is of no use, or known already.
+func (b *Book) put(e clock.Estimate) (fresh bool) {
 	if e.Reference.Epoch() != b.o.Steady.ID().Epoch() || strings.TrimSpace(e.Local.Epoch()) == "" {
-		return
+		return false
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	past := b.past[e.Local]
 	i := sort.Search(len(past), func(i int) bool { return past[i].AtNS > e.AtNS })
+	if i > 0 && past[i-1] == e {
+		return false
+	}
 	past = append(past, clock.Estimate{})
 	copy(past[i+1:], past[i:])
 	past[i] = e
@@ -298,6 +309,7 @@ func (b *Book) put(e clock.Estimate) {
 	if len(b.past) > keepClocks {
 		b.forgetOldest()
 	}
+	return true
 }
 
 // keepClocks is how many clocks are remembered: a restart of a process makes another.

@@ -2,13 +2,17 @@ package clocks
 
 import (
 	"context"
+	"encoding/json"
+	"log/slog"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
 	"meridian.internal/clocksync/ntp"
 	"meridian.internal/clocksync/track"
 	"meridian.internal/router/timeline"
+	"meridian.internal/shared/bus"
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/node"
 	"meridian.internal/shared/phase"
@@ -225,4 +229,50 @@ func TestAClockThatMessagesProveWrongIsShownAndForgivenLater(t *testing.T) {
 	if s := state(); s != clock.Synced {
 		t.Errorf("%s three minutes later", s)
 	}
+}
+
+// The bucket of published estimates is kept in memory: after a restart of NATS it is another.
+func TestEstimatesAreHeardAgainAfterNATSCameBackEmpty(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	server := func(listen string) *bus.Embedded {
+		e, err := bus.StartEmbedded(bus.EmbeddedOptions{Listen: listen, StoreDir: t.TempDir()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.Close)
+		return e
+	}
+	nats := server("127.0.0.1:0")
+	conn, err := bus.Connect(ctx, bus.Options{URL: nats.URL(), Name: "test", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	b := newBook(t, Options{Conn: conn})
+	run, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- b.Run(run) }()
+	t.Cleanup(func() { stop(); <-done })
+	// heard publishes an estimate until the book has it.
+	heard := func(id clock.ID) {
+		t.Helper()
+		value, err := json.Marshal(clock.Published{Router: "r0", Node: "g", Estimate: estimate(b, id, 1e9, 5e12, 100)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for known := false; !known; _, known = b.published(id, maxStamp) {
+			if kv, err := conn.KV(ctx, bus.BucketClocks); err == nil {
+				_, _ = kv.Put(ctx, "r0.g", value)
+			}
+			if ctx.Err() != nil {
+				t.Fatalf("the estimate of %s was never heard", id)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	heard(clock.MakeID(1, 1))
+	nats.Close()
+	server(strings.TrimPrefix(nats.URL(), "nats://"))
+	heard(clock.MakeID(2, 1))
 }
