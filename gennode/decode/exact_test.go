@@ -39,7 +39,7 @@ func TestAllLedgersTellTheSame(t *testing.T) {
 			sink := allOn()
 			sink.Interval = every
 			a := newAccounts(t, engine.Config{Overlap: true, PrefixReuse: true, MaxBatchSize: 16, MaxNumTokens: 64, MaxWaiting: 4000},
-				sim.Config{TokensPerBlock: 4, KVBlocks: 90, Shallow: true, Layers: 1, KVHeads: 1, Cost: sim.Cost{Step: 2e5}}, sink)
+				simulated(sim.Config{TokensPerBlock: 4, KVBlocks: 90, Shallow: true, Layers: 1, KVHeads: 1, Cost: sim.Cost{Step: 2e5}}), sink)
 			a.steps = true
 			follow := follower{a: a}
 			want := a.storm(t, 2000, &follow)
