@@ -114,9 +114,9 @@ func (a *accounts) requestUntil(tb testing.TB, r infer.Request, cancelAfter int)
 	return a.consume(tb, r, s, cancelAfter)
 }
 
-// consume drains the tokens of a request, counts the gaps between them, and in the end makes the record and counts it.
+// consume drains the tokens of a request, counts them, and in the end makes the record and counts it.
 func (a *accounts) consume(tb testing.TB, r infer.Request, s *engine.Sequence, cancelAfter int) (tokens int, done infer.Done) {
-	var gaps ledger.Gaps
+	var told ledger.Tokens
 	for {
 		if cancelAfter >= 0 && tokens >= cancelAfter {
 			s.Cancel()
@@ -128,14 +128,14 @@ func (a *accounts) consume(tb testing.TB, r infer.Request, s *engine.Sequence, c
 		}
 		tokens += len(got)
 		if a.ledger != nil {
-			gaps.Add(got)
+			told.Add(got)
 		}
 		if d == nil {
 			continue
 		}
 		rec := recordOf(r, d, 1)
 		if a.ledger != nil {
-			a.ledger.Observe(rec, &gaps)
+			a.ledger.Observe(rec, ledger.Ended{Tokens: &told})
 		}
 		size := 0
 		for _, m := range phase.AppendSteps(rec, d.Report.Steps) {

@@ -38,6 +38,7 @@ type Iteration struct {
 	CachedHost   int // of CachedTokens, loaded from host memory
 	CachedDisk   int // and from disk
 	DecodeBlocks int // KV blocks that decode entries took
+	CopiedBlocks int // KV blocks copied inside the device, for prompts that share a part of a block
 	ProbeBlocks  int // new KV blocks of probes: no record has them
 	Requests     []RequestState
 }

@@ -75,6 +75,7 @@ func (e *Engine) build(f *flight) {
 			f.batch.Assign = append(f.batch.Assign, s.assign())
 			if c := it.Seq.Copy; c.Tokens > 0 {
 				f.batch.Copies = append(f.batch.Copies, backend.BlockCopy{From: c.From, To: c.To})
+				e.interval.CopiedBlocks++
 				for i := range it.Seq.Columns {
 					w := &it.Seq.Columns[i]
 					f.batch.Copies = append(f.batch.Copies, backend.BlockCopy{From: w.Copy, To: w.Blocks[it.Seq.Prefix.Blocks()], Group: i + 1})

@@ -134,6 +134,7 @@ func (c *Collector) carry(it *engine.Iteration) {
 	s.Output += int64(it.OutputTokens)
 	s.ProbeBlocks += int64(it.ProbeBlocks)
 	c.kv.decoded += int64(it.DecodeBlocks)
+	c.kv.copied += int64(it.CopiedBlocks)
 }
 
 func (c *Collector) carried() bool {
@@ -197,11 +198,13 @@ func requests(list []engine.RequestState) []rows.Req {
 type kvWindow struct {
 	blockBytes                        int64
 	last                              kv.Stats
-	decoded                           int64
+	decoded, copied                   int64
 	peakFree, peakUsed, peakEvictable int
 }
 
-func (w *kvWindow) reset() { w.decoded, w.peakFree, w.peakUsed, w.peakEvictable = 0, 0, 0, 0 }
+func (w *kvWindow) reset() {
+	w.decoded, w.copied, w.peakFree, w.peakUsed, w.peakEvictable = 0, 0, 0, 0, 0
+}
 
 func (w *kvWindow) look(it *engine.Iteration) {
 	s := &it.KV
@@ -210,9 +213,11 @@ func (w *kvWindow) look(it *engine.Iteration) {
 	w.peakEvictable = max(w.peakEvictable, s.Cached)
 }
 
-// changed tells whether blocks were handed out since.
+// changed tells whether blocks were handed out, given back or moved since: without a row of it, readers would go on seeing
+// blocks in use that are not.
 func (w *kvWindow) changed(s *kv.Stats) bool {
-	return s.Allocated != w.last.Allocated || s.Reused != w.last.Reused || s.Missed != w.last.Missed
+	l := &w.last
+	return s.Totals != l.Totals || s.Used+s.Leased != l.Used+l.Leased || s.Host.Moved != l.Host.Moved || s.Disk.Moved != l.Disk.Moved
 }
 
 // moved is a number of blocks, and their bytes.
@@ -243,6 +248,7 @@ func (w *kvWindow) sample(s *kv.Stats) rows.KV {
 		DAllocTotal: d.Allocated + d.Reused, DAllocNew: d.Allocated, DReused: reused, DFullReused: d.Reused + d.Loaded, DPartialReused: d.Partial,
 		DMissed: d.Missed, DGenAlloc: w.decoded, HitRate: rows.RatioOf(all, all+s.Missed), DHitRate: rows.RatioOf(reused, reused+d.Missed),
 	}
+	k.IntraCopyBlocks, k.IntraCopyBytes = w.moved(w.copied)
 	if h := &s.Host; h.Max > 0 {
 		d := between(h.Moved, w.last.Host.Moved)
 		k.SecondaryMax, k.SecondaryFree, k.SecondaryUsed = rows.Some(h.Max), rows.Some(h.Max-h.Used), rows.Some(h.Used)

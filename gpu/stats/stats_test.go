@@ -156,6 +156,7 @@ type sums struct {
 	requests                                 rows.Requests
 	prompt, cached, output                   int64
 	allocNew, reused, missed, preempted, all int64
+	copied                                   int64 // blocks, a part of which was reused
 }
 
 func exact(t *testing.T, o Options, overlap bool) {
@@ -178,11 +179,15 @@ func exact(t *testing.T, o Options, overlap bool) {
 		got.allocNew += row.KV.DAllocNew
 		got.reused += row.KV.DReused
 		got.missed += row.KV.DMissed
+		got.copied += row.KV.IntraCopyBlocks.V
 		if !row.Drain && (row.Iter%int64(o.Interval) != 0 || row.KV.Sampled != (row.Iter%int64(o.KVInterval) == 0)) {
 			t.Fatalf("row %d is of iteration %d, KV sampled %v", i, row.Iter, row.KV.Sampled)
 		}
 	}
-	got.requests.MaxActive, got.all = want.requests.MaxActive, want.all
+	if got.copied == 0 || got.copied > want.copied { // who is cancelled before its first step copies nothing
+		t.Errorf("%d blocks copied, %d reused in part", got.copied, want.copied)
+	}
+	got.requests.MaxActive, got.all, got.copied = want.requests.MaxActive, want.all, want.copied
 	if got != want {
 		t.Errorf("rows  %+v\nloads %+v", got, want)
 	}
@@ -232,6 +237,7 @@ func (s *sums) add(req infer.Request, tokens int, done infer.Done) {
 	s.allocNew += int64(rep.KV.AllocNewBlocks)
 	s.reused += int64(rep.KV.ReusedBlocks)
 	s.missed += int64(rep.KV.MissedBlocks)
+	s.copied += int64(rep.KV.PartialBlocks)
 	s.preempted += int64(rep.Preemptions)
 	if req.Probe {
 		return
@@ -290,6 +296,23 @@ func TestGoldenRows(t *testing.T) {
 			golden(t, mode+".golden.json", rows.NewEncoder(static).Append(nil, &r.rows[3]))
 		})
 	}
+}
+
+// TestAnIdleEngineShowsNoBlocksInUse: the last step is in a row without KV statistics, and its blocks go to the cache, which
+// hands out and frees none. A row more says so.
+func TestAnIdleEngineShowsNoBlocksInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Options{Interval: 1, KVInterval: 7}, engine.Config{PrefixReuse: true, MaxBatchSize: 4}, sim.Config{TokensPerBlock: 4, Cost: sim.Cost{Step: 1e6}})
+		s, err := r.Submit(request(1, 8, 9)) // ends two steps after the row with KV statistics
+		if err != nil {
+			t.Fatal(err)
+		}
+		drain(t, s)
+		r.stop()
+		if last := r.rows[len(r.rows)-1]; !last.KV.Sampled || last.KV.Used != 0 || last.KV.Evictable == 0 {
+			t.Errorf("the last row is %+v", last)
+		}
+	})
 }
 
 func golden(t *testing.T, name string, got []byte) {

@@ -59,6 +59,7 @@ type state struct {
 	genBlocks      int64
 	onboarded      int64 // bytes, of and to the host tier
 	offloaded      int64
+	copied         int64 // bytes, inside the device
 	hostDropped    int64 // blocks
 	diskLoaded     int64
 	diskStored     int64
@@ -148,6 +149,7 @@ func (l *Ledger) add(r *rows.Row) (fell bool) {
 		s.genBlocks += k.DGenAlloc
 		s.onboarded += k.OnboardBytes.V
 		s.offloaded += k.OffloadBytes.V
+		s.copied += k.IntraCopyBytes.V
 		s.hostDropped += k.HostDropped.V
 		s.diskLoaded += k.DiskLoaded.V
 		s.diskStored += k.DiskStored.V

@@ -3,6 +3,7 @@ package ledger
 import (
 	"bufio"
 	"encoding/json"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -153,17 +154,17 @@ func TestMetricsSumRowsAndRecords(t *testing.T) {
 		l.Put(&r)
 	}
 	l.Put(&rows.Row{Drain: true})
-	var g Gaps
+	var g Tokens
 	g.Add([]infer.Token{{AtNS: 1e9}, {AtNS: 1_003_000_000}})
 	g.Add([]infer.Token{{AtNS: 1_005_000_000}, {AtNS: 99e9}})
 	rec := phase.Record{Outcome: phase.Finished, FinishReason: "stop", Tokens: phase.Tokens{Prompt: 12, Cached: 4, Output: 4}, Stamps: phase.Stamps{
 		ReceiveNS: ns(900e6), FirstScheduledNS: ns(950e6), FirstTokenNS: ns(1e9), LastTokenNS: ns(99e9)}}
-	l.Observe(&rec, &g)
+	l.Observe(&rec, Ended{Tokens: &g})
 	failed := phase.Record{Outcome: phase.Failed, Error: &phase.Error{Type: "server_error"}}
-	l.Observe(&failed, nil)
+	l.Observe(&failed, Ended{Code: 502})
 	probe := rec
 	probe.Probe = true
-	l.Observe(&probe, &g)
+	l.Observe(&probe, Ended{Tokens: &g})
 	got := series(t, reg)
 	for name, want := range map[string]float64{
 		"meridian_num_requests_new_total": 8, "meridian_num_requests_completed_total": 4, "meridian_kv_cache_reused_blocks_total": 29,
@@ -178,6 +179,53 @@ func TestMetricsSumRowsAndRecords(t *testing.T) {
 		if v, ok := got[name]; !ok || v != want {
 			t.Errorf("%s is %v (%v), want %v", name, v, ok, want)
 		}
+	}
+}
+
+// TestWhatARequestTells: the status that goes with an error is a label; perplexity counts every token of a request that asked
+// for log probabilities, also those of which the model was certain; a hand-over has a speed if it took time.
+func TestWhatARequestTells(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	l := newLedger(t, Options{Registry: reg})
+	var told, silent Tokens
+	told.Add([]infer.Token{{AtNS: 1, Logprob: -2}, {AtNS: 2}, {AtNS: 3, Logprob: -1}}) // e^(3/3)
+	silent.Add([]infer.Token{{AtNS: 1}, {AtNS: 2}})
+	rec := phase.Record{Outcome: phase.Finished, FinishReason: "stop", Transfer: &phase.Transfer{Bytes: 1000, StartNS: ns(1), LastByteNS: ns(500_000_001)}}
+	l.Observe(&rec, Ended{Tokens: &told})
+	rec.Transfer = &phase.Transfer{Bytes: 1000, StartNS: ns(1), LastByteNS: ns(1)}
+	l.Observe(&rec, Ended{Tokens: &silent})
+	l.Observe(&phase.Record{Outcome: phase.Rejected, Error: &phase.Error{Type: "overloaded_error"}}, Ended{Code: 503})
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, f := range families {
+		m := f.GetMetric()[0]
+		switch f.GetName() {
+		case "meridian_generation_perplexity":
+			if h := m.GetHistogram(); h.GetSampleCount() != 1 || math.Abs(h.GetSampleSum()-math.E) > 1e-6 {
+				t.Errorf("perplexity: %v", h)
+			}
+		case "meridian_kv_transfer_speed_bytes_per_second":
+			if h := m.GetHistogram(); h.GetSampleCount() != 1 || h.GetSampleSum() != 2000 {
+				t.Errorf("speed: %v", h)
+			}
+		case "meridian_request_error_total":
+			labels := map[string]string{}
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			if labels["http_code"] != "503" || labels["error_type"] != "overloaded_error" || m.GetCounter().GetValue() != 1 {
+				t.Errorf("errors: %v", m)
+			}
+		default:
+			continue
+		}
+		found++
+	}
+	if found != 3 {
+		t.Errorf("%d of 3 metrics are there", found)
 	}
 }
 
@@ -208,7 +256,7 @@ func TestGapsFallIntoTheirBuckets(t *testing.T) {
 			t.Errorf("limit %d is %d, want %d", i, gapLimits[i], want)
 		}
 	}
-	var g Gaps
+	var g Tokens
 	at := int64(1)
 	for _, gap := range []int64{1, 1e5, 1e5 + 1, 1e10, 1e10 + 1, 1, 2e6} {
 		g.Add([]infer.Token{{AtNS: at}})
@@ -230,7 +278,7 @@ func BenchmarkStep(b *testing.B) {
 	l := newLedger(b, Options{Keep: 1000, VLLM: true, Registry: prometheus.NewRegistry(), Sink: rows.Sink{Interval: 1}})
 	row := rows.Row{KV: rows.KV{Sampled: true, Max: 1}}
 	row.Batch.Scheduled, row.Batch.CtxTokens = rows.Some(batch), rows.Some(100)
-	var gaps [batch]Gaps
+	var gaps [batch]Tokens
 	one := make([]infer.Token, 1)
 	rec := phase.Record{Outcome: phase.Finished, FinishReason: "stop", Tokens: phase.Tokens{Prompt: 12, Cached: 4, Output: tokens}, Stamps: phase.Stamps{
 		ReceiveNS: ns(900e6), FirstScheduledNS: ns(950e6), FirstTokenNS: ns(1e9), LastTokenNS: ns(99e9)}}
@@ -254,7 +302,7 @@ func BenchmarkStep(b *testing.B) {
 			gaps[i].Add(one)
 		}
 		for ended += batch; ended >= tokens; ended -= tokens {
-			l.Observe(&rec, &gaps[0])
+			l.Observe(&rec, Ended{Tokens: &gaps[0]})
 			phase.AppendSteps(&rec, steps)
 		}
 	}

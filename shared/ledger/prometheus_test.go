@@ -42,9 +42,9 @@ func aNodesMetrics(t *testing.T, vllm bool) *httptest.Server {
 	r := rows.Row{Requests: rows.Requests{New: 3, Active: 2}, Sums: rows.Sums{Output: 41}, KV: rows.KV{Sampled: true, Max: 10, Used: 5}}
 	r.Batch.Scheduled, r.Batch.CtxTokens, r.Batch.Context = rows.Some(2), rows.Some(100), rows.Some(1)
 	l.Put(&r)
-	var g Gaps
+	var g Tokens
 	g.Add([]infer.Token{{AtNS: 1}, {AtNS: 3e6}})
-	l.Observe(&phase.Record{Outcome: phase.Finished, Stamps: phase.Stamps{ReceiveNS: ns(1), FirstTokenNS: ns(5e6), LastTokenNS: ns(9e6)}}, &g)
+	l.Observe(&phase.Record{Outcome: phase.Finished, Stamps: phase.Stamps{ReceiveNS: ns(1), FirstTokenNS: ns(5e6), LastTokenNS: ns(9e6)}}, Ended{Tokens: &g})
 	srv := httptest.NewServer(promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
 	t.Cleanup(srv.Close)
 	return srv

@@ -1,6 +1,9 @@
 package ledger
 
 import (
+	"math"
+	"strconv"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"meridian.internal/shared/phase"
@@ -29,7 +32,7 @@ type requestMetrics struct {
 	success, errors                                              *prometheus.CounterVec
 	promptTokens, outputTokens, cachedTokens, transfer, negative prometheus.Counter
 	e2e, ttft, tpot, queue, prefill, decode, inference           prometheus.Histogram
-	cachedPerRequest, transferTime                               prometheus.Histogram
+	cachedPerRequest, transferTime, transferSpeed, perplexity    prometheus.Histogram
 	gaps                                                         *gapMetrics
 }
 
@@ -37,15 +40,15 @@ func newRequestMetrics(labels prometheus.Labels, vllm bool) *requestMetrics {
 	c := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + name, Help: help, ConstLabels: labels})
 	}
-	vec := func(name, help, label string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + name, Help: help, ConstLabels: labels}, []string{label})
+	vec := func(name, help string, of ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + name, Help: help, ConstLabels: labels}, of)
 	}
 	h := func(name, help string, buckets []float64) prometheus.Histogram {
 		return prometheus.NewHistogram(histogram(name, help, buckets, labels))
 	}
 	return &requestMetrics{
 		success:          vec("request_success_total", "Finished requests.", "finished_reason"),
-		errors:           vec("request_error_total", "Requests that ended with an error, by its type.", "error_type"),
+		errors:           vec("request_error_total", "Requests that ended with an error, by its type and the HTTP status that goes with it.", "error_type", "http_code"),
 		promptTokens:     c("prompt_tokens_total", "Prompt tokens of finished requests."),
 		outputTokens:     c("generation_tokens_total", "Tokens that finished requests got here."),
 		cachedTokens:     c("prompt_cached_tokens_total", "Prompt tokens of finished requests whose KV was here already."),
@@ -60,35 +63,51 @@ func newRequestMetrics(labels prometheus.Labels, vllm bool) *requestMetrics {
 		inference:        h("request_inference_time_seconds", "First batch to last token.", requestBuckets()),
 		cachedPerRequest: h("prompt_cached_tokens_per_request", "Prompt tokens whose KV was here already, 0 included.", []float64{0, 64, 128, 256, 512, 1024, 2048, 4096, 8192}),
 		transferTime:     h("kv_transfer_latency_seconds", "First to last byte of KV hand-overs.", requestBuckets()),
+		transferSpeed:    h("kv_transfer_speed_bytes_per_second", "Bytes of a KV hand-over by the time from its first to its last byte.", prometheus.ExponentialBuckets(1<<20, 4, 9)),
+		perplexity:       h("generation_perplexity", "Perplexity of the tokens of a request that asked for log probabilities.", []float64{1, 2, 5, 10, 25, 50, 100, 500, 1000}),
 		gaps:             newGapMetrics(labels, vllm),
 	}
 }
 
 func (m *requestMetrics) all() []prometheus.Collector {
 	return []prometheus.Collector{m.success, m.errors, m.promptTokens, m.outputTokens, m.cachedTokens, m.transfer, m.negative, m.e2e, m.ttft,
-		m.tpot, m.queue, m.prefill, m.decode, m.inference, m.cachedPerRequest, m.transferTime, m.gaps}
+		m.tpot, m.queue, m.prefill, m.decode, m.inference, m.cachedPerRequest, m.transferTime, m.transferSpeed, m.perplexity, m.gaps}
 }
 
-// Observe counts an ended attempt and the gaps between its tokens.
-func (l *Ledger) Observe(rec *phase.Record, g *Gaps) {
+// Ended is what is known of an ended attempt besides its record.
+type Ended struct {
+	Tokens *Tokens // nil: it had none
+	Code   int     // HTTP status that goes with its error; 200 if the fault came to light after the answer
+}
+
+// Observe counts an ended attempt.
+func (l *Ledger) Observe(rec *phase.Record, e Ended) {
 	if l == nil || l.requests == nil || rec.Probe {
 		return
 	}
-	l.requests.observe(rec)
-	l.requests.gaps.add(g)
+	l.requests.observe(rec, e.Code)
+	if t := e.Tokens; t != nil && t.lastNS != 0 {
+		l.requests.gaps.add(t)
+		if t.logprob != 0 {
+			l.requests.perplexity.Observe(math.Exp(-t.logprob / float64(t.number())))
+		}
+	}
 }
 
-func (m *requestMetrics) observe(rec *phase.Record) {
+func (m *requestMetrics) observe(rec *phase.Record, code int) {
 	if t := rec.Transfer; t != nil {
 		m.transfer.Add(float64(t.Bytes))
 		m.span(m.transferTime, t.StartNS, t.LastByteNS)
+		if t.Bytes > 0 && t.StartNS != nil && t.LastByteNS != nil && *t.LastByteNS > *t.StartNS {
+			m.transferSpeed.Observe(float64(t.Bytes) / (float64(*t.LastByteNS-*t.StartNS) / 1e9))
+		}
 	}
 	if rec.Outcome != phase.Finished {
 		kind := string(rec.Outcome)
 		if rec.Error != nil {
 			kind = rec.Error.Type
 		}
-		m.errors.WithLabelValues(kind).Inc()
+		m.errors.WithLabelValues(kind, strconv.Itoa(code)).Inc()
 		return
 	}
 	s := &rec.Stamps

@@ -80,6 +80,7 @@ func kvMetrics() []rowMetric {
 		}},
 		{"kv_cache_onboard_bytes_total", "KV copied from the host tier to the device.", counter, true, func(s *state) rows.Ratio { return count(s.onboarded) }},
 		{"kv_cache_offload_bytes_total", "KV copied from the device to the host tier.", counter, true, func(s *state) rows.Ratio { return count(s.offloaded) }},
+		{"kv_cache_intra_device_copy_bytes_total", "KV copied inside the device, for prompts that share a part of a block.", counter, true, func(s *state) rows.Ratio { return count(s.copied) }},
 		{"kv_cache_host_dropped_blocks_total", "Contents that the host tier gave up for others: it is too small for what is reused.", counter, true, func(s *state) rows.Ratio { return tiered(s.hostDropped, s.kv.SecondaryMax) }},
 		{"kv_cache_disk_utilization", "Share of the disk tier's KV blocks that hold something; without a disk tier there is no series.", gauge, true, func(s *state) rows.Ratio {
 			return rows.RatioOf(s.kv.DiskUsed.V, s.kv.DiskMax.V)

@@ -200,7 +200,8 @@ func deltaFields() []field {
 		{"iterOnboardBytes", func(_ *Static, r *Row) any { return &r.KV.OnboardBytes }},
 		{"iterOffloadBlocks", func(_ *Static, r *Row) any { return &r.KV.OffloadBlocks }},
 		{"iterOffloadBytes", func(_ *Static, r *Row) any { return &r.KV.OffloadBytes }},
-		null("iterIntraDeviceCopyBlocks"), null("iterIntraDeviceCopyBytes"),
+		{"iterIntraDeviceCopyBlocks", func(_ *Static, r *Row) any { return &r.KV.IntraCopyBlocks }},
+		{"iterIntraDeviceCopyBytes", func(_ *Static, r *Row) any { return &r.KV.IntraCopyBytes }},
 		{"iterHostDroppedBlocks", func(_ *Static, r *Row) any { return &r.KV.HostDropped }},
 		{"iterHostDroppedBytes", func(_ *Static, r *Row) any { return &r.KV.HostDroppedBytes }},
 	}

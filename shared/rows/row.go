@@ -128,6 +128,7 @@ type KV struct {
 	DiskLoaded, DiskStored                       Int // blocks copied from and to the disk
 	DiskDropped, DiskBroken                      Int // given up for others, and found unreadable
 	OnboardBlocks, OffloadBlocks, HostDropped    Int
+	IntraCopyBlocks, IntraCopyBytes              Int // copied inside the device
 	OnboardBytes, OffloadBytes, HostDroppedBytes Int
 }
 

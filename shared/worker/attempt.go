@@ -83,7 +83,7 @@ type attempt struct {
 	sentNS   int64
 	firstNS  int64
 	lastNS   int64
-	gaps     ledger.Gaps // between the tokens, for the ledger
+	told     ledger.Tokens // what the ledger is told of the tokens
 	failure  *api.Error
 	finished bool // the record is filled
 }
@@ -139,7 +139,7 @@ func (a *attempt) note(tokens []infer.Token) {
 	}
 	a.lastNS = tokens[len(tokens)-1].AtNS
 	a.tokens += len(tokens)
-	a.gaps.Add(tokens)
+	a.told.Add(tokens)
 }
 
 // cutLimit is how long a cancelled sequence may take to end: the step in flight, or the transfer's frame.

@@ -1,6 +1,8 @@
 package worker
 
 import (
+	"net/http"
+
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/ledger"
@@ -35,7 +37,7 @@ func (n *Node) reject(o origin, e *api.Error) *api.Error {
 	rec.Error = recordError(e)
 	rec.Stamps.EndNS = stamp(n.o.Steady.Now())
 	e.RequestID = o.requestID
-	n.publish(rec, nil, nil)
+	n.publish(rec, nil, ledger.Ended{Code: e.Status()})
 	return e
 }
 
@@ -95,7 +97,7 @@ func (a *attempt) settle() {
 	}
 	if a.leg.Settle == nil {
 		a.rec.Transfer = a.leg.Transfer
-		a.n.publish(a.rec, steps, &a.gaps)
+		a.n.publish(a.rec, steps, a.ended())
 		return
 	}
 	a.n.settling.Go(func() {
@@ -104,14 +106,23 @@ func (a *attempt) settle() {
 		if fault != nil && a.rec.Outcome == phase.Finished {
 			a.rec.Outcome, a.rec.Error = phase.Failed, fault
 		}
-		a.n.publish(a.rec, steps, &a.gaps)
+		a.n.publish(a.rec, steps, a.ended())
 	})
 }
 
+// ended is what the ledger is told besides the record.
+func (a *attempt) ended() ledger.Ended {
+	e := ledger.Ended{Tokens: &a.told, Code: http.StatusOK}
+	if a.failure != nil {
+		e.Code = a.failure.Status()
+	}
+	return e
+}
+
 // publish hands a record over. Monitoring never fails a request: a lost record is counted by the publisher.
-func (n *Node) publish(rec *phase.Record, steps *infer.StepRecords, gaps *ledger.Gaps) {
+func (n *Node) publish(rec *phase.Record, steps *infer.StepRecords, end ledger.Ended) {
 	n.metrics.count(rec)
-	n.o.Ledger.Observe(rec, gaps)
+	n.o.Ledger.Observe(rec, end)
 	if n.o.Publish == nil {
 		return
 	}

@@ -14,10 +14,10 @@ const gapBuckets = 21
 // gapLimits are tokenBuckets in ns.
 var gapLimits = [gapBuckets]int64{1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7, 2e7, 3e7, 5e7, 75e6, 1e8, 15e7, 2e8, 3e8, 5e8, 75e7, 1e9, 25e8, 5e9, 1e10}
 
-// Gaps are the times between the tokens of one request, counted where they arise: one request, one goroutine, no lock. What
-// nearly every token touches is at the front, within a cache line: with 256 requests a second line would cost more than
-// all other accounting of a step.
-type Gaps struct {
+// Tokens are the times between the tokens of one request, and how likely these were, counted where they arise: one request,
+// one goroutine, no lock. What nearly every token touches is at the front, within a cache line: with 256 requests a
+// second line would cost more than all other accounting of a step.
+type Tokens struct {
 	lastNS int64
 	// The bucket of the gap before, (above, limit]: the next gap is mostly in it. run counts those that are not in counts.
 	above, limit int64
@@ -25,13 +25,17 @@ type Gaps struct {
 	near         int32
 
 	firstNS int64
+	logprob float64 // sum; 0 if log probabilities were not asked for
 	counts  [gapBuckets + 1]uint32
 }
 
 // Add takes in the next tokens of the request.
-func (g *Gaps) Add(tokens []infer.Token) {
+func (g *Tokens) Add(tokens []infer.Token) {
 	for i := range tokens {
 		at := tokens[i].AtNS
+		if p := tokens[i].Logprob; p != 0 {
+			g.logprob += float64(p)
+		}
 		gap := at - g.lastNS
 		switch {
 		case g.lastNS == 0:
@@ -48,13 +52,21 @@ func (g *Gaps) Add(tokens []infer.Token) {
 }
 
 // settle puts the gaps that fell into the same bucket, one after the other, into the counts.
-func (g *Gaps) settle() {
+func (g *Tokens) settle() {
 	g.counts[g.near] += g.run
 	g.run = 0
 }
 
+// number of tokens, of which there was one at least; after settle.
+func (g *Tokens) number() (n int) {
+	for _, c := range g.counts {
+		n += int(c)
+	}
+	return n + 1
+}
+
 // find looks for the bucket of a gap.
-func (g *Gaps) find(gap int64) {
+func (g *Tokens) find(gap int64) {
 	k := 0
 	for k < gapBuckets && gap > gapLimits[k] {
 		k++
@@ -88,10 +100,7 @@ func newGapMetrics(labels prometheus.Labels, vllm bool) *gapMetrics {
 	return m
 }
 
-func (m *gapMetrics) add(g *Gaps) {
-	if g == nil || g.lastNS == 0 {
-		return
-	}
+func (m *gapMetrics) add(g *Tokens) {
 	g.settle()
 	m.mu.Lock()
 	defer m.mu.Unlock()
