@@ -16,7 +16,7 @@ RACE     := ./shared/... ./clocksync/service/... ./clocksync/track/... ./clocksy
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race lint fmt standalone fuzz bench bench-router bench-openblas clock-truth clock-soak demo verify e2e images build-cuda images-cuda test-gpu bench-gpu two-gpus bench-tail golden chaos soak overload faults clean bench-accounting
+.PHONY: help build test race lint fmt standalone fuzz bench bench-kv bench-router bench-openblas clock-truth clock-soak demo verify e2e images build-cuda images-cuda test-gpu bench-gpu two-gpus bench-tail golden chaos soak overload faults clean bench-accounting
 
 help: ## Say what the targets do
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk 'BEGIN {FS = ":.*## "} {printf "  make %-14s %s\n", $$1, $$2}'
@@ -63,6 +63,9 @@ bench-accounting: ## Print what all accounting costs a step of 256 sequences: th
 	  /^Benchmark/ {for (i = 2; i <= NF; i++) if ($$i == "ns/step" && (!(pkg in least) || $$(i-1) < least[pkg])) least[pkg] = $$(i-1) + 0} \
 	  END {for (p in least) {printf "%-20s %8.0f ns/step\n", p, least[p]; sum += least[p]; n++} \
 	  printf "%-20s %8.0f ns/step, %.2f %% of a 2 ms step (at most 0.50 %%)\n", "all", sum, sum / 20000; exit n != 4 || sum > 10000}'
+
+bench-kv: build ## Measure how much KV is reused: shared prefixes with and without reuse, chats by kv_aware and round_robin
+	$(BIN)/localcluster kv --ctx 2 --gen 2 $(ARGS)
 
 bench-openblas: ## Compare the matrix product with OpenBLAS (needs a C compiler and libopenblas-dev; says so when they are absent)
 	gpu/bench/openblas/run.sh

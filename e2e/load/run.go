@@ -23,7 +23,8 @@ type Plan struct {
 	Rate        float64       // open loop: arrivals a second (Poisson); 0: closed loop
 	Prompt      Dist
 	Output      Dist
-	Prefix      int // first tokens of each prompt that are the same for all
+	Prefix      int // first tokens of each prompt that others have too
+	Prefixes    int // how many different ones there are, in turn; 0: one
 	Vocab       int // token ids are drawn from [firstID, Vocab)
 	Stream      bool
 	IgnoreEOS   bool
@@ -46,6 +47,8 @@ func (p Plan) Check() error {
 		return fmt.Errorf("--concurrency %d: want at least 1", p.Concurrency)
 	case p.Rate < 0:
 		return fmt.Errorf("--rate %v: want 0 or more", p.Rate)
+	case p.Prefixes < 0 || p.Prefix < 0:
+		return fmt.Errorf("--prefix %d --prefixes %d: want 0 or more", p.Prefix, p.Prefixes)
 	case p.Vocab <= firstID:
 		return fmt.Errorf("--vocab %d: want more than %d", p.Vocab, firstID)
 	}
@@ -54,15 +57,17 @@ func (p Plan) Check() error {
 
 // maker makes the requests of a plan, in order, from one seed. It has one user.
 type maker struct {
-	plan   Plan
-	r      *rand.Rand
-	prefix []int
-	made   int
+	plan     Plan
+	r        *rand.Rand
+	prefixes [][]int
+	made     int
 }
 
 func newMaker(p Plan) *maker {
 	m := &maker{plan: p, r: rand.New(rand.NewPCG(p.Seed, 0x6d6572696469616e))}
-	m.prefix = m.ids(p.Prefix)
+	for range max(p.Prefixes, 1) {
+		m.prefixes = append(m.prefixes, m.ids(p.Prefix))
+	}
 	return m
 }
 
@@ -76,7 +81,8 @@ func (m *maker) ids(n int) []int {
 
 func (m *maker) next() client.Request {
 	n := m.plan.Prompt.Draw(m.r)
-	prompt := append(append(make([]int, 0, n), m.prefix[:min(n, len(m.prefix))]...), m.ids(max(0, n-len(m.prefix)))...)
+	prefix := m.prefixes[m.made%len(m.prefixes)]
+	prompt := append(append(make([]int, 0, n), prefix[:min(n, len(prefix))]...), m.ids(max(0, n-len(prefix)))...)
 	f := map[string]any{
 		"model": m.plan.Model, "prompt": prompt, "max_tokens": m.plan.Output.Draw(m.r), "temperature": m.plan.Temperature,
 		"stream": m.plan.Stream, "seed": m.r.Int32(),
@@ -123,8 +129,8 @@ func Run(ctx context.Context, p Plan, progress io.Writer) (Summary, error) {
 		t.begin()
 		wg.Go(func() {
 			defer func() { <-free }()
-			res, err := one(ctx, c, p, r)
-			t.end(res, err)
+			res, err := one(ctx, c, p.Timeout, r)
+			t.end(res, err, p.Prefix)
 			if p.Each != nil {
 				p.Each(res)
 			}
@@ -155,10 +161,10 @@ func (p Plan) admit(ctx context.Context, m *maker, free chan struct{}) bool {
 	}
 }
 
-func one(ctx context.Context, c *client.Client, p Plan, r client.Request) (*client.Result, error) {
-	if p.Timeout > 0 {
+func one(ctx context.Context, c *client.Client, timeout time.Duration, r client.Request) (*client.Result, error) {
+	if timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, p.Timeout)
+		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
 	return c.Do(ctx, r)

@@ -20,6 +20,9 @@ type Summary struct {
 	DurationNS   int64            `json:"duration_ns"`
 	RequestsPerS float64          `json:"requests_per_s"` // successful ones
 	PromptTokens int64            `json:"prompt_tokens"`
+	CachedTokens int64            `json:"cached_tokens"` // of the prompts, as the server says
+	SharedTokens int64            `json:"shared_tokens"` // of the prompts, that were in others before: the shared prefix, or what a conversation said already
+	ReusedTokens int64            `json:"reused_tokens"` // of these, cached
 	OutputTokens int64            `json:"output_tokens"`
 	OutputPerS   float64          `json:"output_tokens_per_s"`
 	TTFT         Stats            `json:"ttft"`
@@ -53,7 +56,8 @@ func (t *tally) shed() {
 	t.mu.Unlock()
 }
 
-func (t *tally) end(r *client.Result, err error) {
+// end takes in an answer to a prompt of which so many tokens were in others before.
+func (t *tally) end(r *client.Result, err error, shared int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.running--
@@ -78,6 +82,12 @@ func (t *tally) end(r *client.Result, err error) {
 		return
 	}
 	t.s.PromptTokens += int64(r.Usage.PromptTokens)
+	shared = min(shared, r.Usage.PromptTokens)
+	t.s.SharedTokens += int64(shared)
+	if d := r.Usage.PromptTokensDetails; d != nil {
+		t.s.CachedTokens += int64(d.CachedTokens)
+		t.s.ReusedTokens += int64(min(d.CachedTokens, shared))
+	}
 	n := int64(r.Usage.CompletionTokens)
 	t.s.OutputTokens += n
 	if n > 1 && len(r.Chunks) > 1 {

@@ -29,7 +29,10 @@ type options struct {
 	Rate         float64       `help:"Open loop: arrivals a second, Poisson; 0: closed loop." default:"0"`
 	PromptTokens load.Dist     `help:"Prompt length in tokens: N, uniform:MIN:MAX or lognormal:MEDIAN:SIGMA." default:"uniform:16:256" placeholder:"DIST"`
 	OutputTokens load.Dist     `help:"max_tokens, as --prompt-tokens." default:"uniform:8:64" placeholder:"DIST"`
-	Prefix       int           `help:"Tokens at the start of each prompt that are the same for all." default:"0"`
+	Prefix       int           `help:"Tokens at the start of each prompt that others have too." default:"0"`
+	Prefixes     int           `help:"Different ones of these, in turn." default:"1"`
+	Turns        int           `help:"Chats instead: --requests conversations of so many turns, --concurrency at a time; each turn sends all that was said. 0: none." default:"0"`
+	TurnWords    int           `help:"Words that a user says in a turn." default:"24"`
 	Vocab        int           `help:"Token ids of prompts are below this." default:"2000"`
 	Stream       bool          `help:"Stream the answers." default:"true" negatable:""`
 	IgnoreEOS    bool          `help:"Let every answer reach its max_tokens." name:"ignore-eos" default:"true" negatable:""`
@@ -53,10 +56,19 @@ func (o *options) Run(ctx context.Context, _ *slog.Logger) error {
 	}
 	plan := load.Plan{
 		URL: o.URL, Model: o.Model, Requests: o.Requests, Duration: o.Duration, Concurrency: o.Concurrency, Rate: o.Rate,
-		Prompt: o.PromptTokens, Output: o.OutputTokens, Prefix: o.Prefix, Vocab: o.Vocab, Stream: o.Stream,
+		Prompt: o.PromptTokens, Output: o.OutputTokens, Prefix: o.Prefix, Prefixes: o.Prefixes, Vocab: o.Vocab, Stream: o.Stream,
 		IgnoreEOS: o.IgnoreEOS, Temperature: o.Temperature, Seed: o.Seed, Timeout: o.Timeout,
 	}
-	sum, err := run(ctx, plan, progress)
+	var sum load.Summary
+	var err error
+	if o.Turns > 0 {
+		sum, err = load.Chat(ctx, load.Chats{
+			URL: o.URL, Model: o.Model, Conversations: o.Requests, Turns: o.Turns, Concurrency: o.Concurrency, Words: o.TurnWords,
+			Output: o.OutputTokens, Seed: o.Seed, Timeout: o.Timeout,
+		})
+	} else {
+		sum, err = run(ctx, plan, progress)
+	}
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,6 @@
 // Command localcluster runs a whole cluster as processes on this machine: up keeps one, demo shows one at work, verify
-// compares the texts of the three serving styles, clocks holds the measured clocks against the truth. It owns the commands; package cluster owns the processes.
+// compares the texts of the three serving styles, clocks holds the measured clocks against the truth, kv measures the reuse of
+// KV. It owns the commands; package cluster owns the processes.
 package main
 
 import (
@@ -18,6 +19,7 @@ type options struct {
 	Up     up     `cmd:"" help:"Start a cluster and keep it until SIGINT or SIGTERM."`
 	Demo   demo   `cmd:"" help:"Start a cluster, send streamed prompts, show the texts, a waterfall and a summary, and stop it."`
 	Clocks clocks `cmd:"" help:"Hold the measured clocks against the truth while the cluster works: nodes in time namespaces and behind paths of known delay."`
+	KV     reuse  `cmd:"" help:"Measure how much KV is reused: prompts with shared prefixes, chats." name:"kv"`
 	Verify verify `cmd:"" help:"Send the same prompts in every serving style and compare the texts."`
 }
 
