@@ -64,6 +64,45 @@ func (p *Pool) Publish(at Prefix, tokens, blocks []int32, columns []Column, to i
 	return at
 }
 
+// PublishTail lets the beginning of a last block be copied (see Grant.Copy) whose other tokens are not known yet: it has the tokens
+// after those of at, of which there is less than a block. It is on the device only, and nobody is told of it.
+func (p *Pool) PublishTail(at Prefix, tokens, blocks []int32) {
+	if at.n == 0 {
+		at.hash = p.root
+	}
+	from := at.n * p.perBlock
+	if len(tokens) <= from || len(tokens) >= from+p.perBlock || p.blocks[blocks[at.n]].indexed {
+		return
+	}
+	tail := tokens[from:]
+	hash := blockhash.Chain(at.hash, tail)
+	if _, taken := p.index[hash]; taken {
+		return
+	}
+	family := p.children[at.serial]
+	for _, id := range family[max(0, len(family)-maxSiblings):] {
+		if common(p.blocks[id].tokens, tail) == len(tail) {
+			return // that one serves as well
+		}
+	}
+	p.serial++
+	b := &p.blocks[blocks[at.n]]
+	b.content = content{at.hash, hash, p.serial, at.serial, slices.Clone(tail)}
+	p.enter(blocks[at.n])
+}
+
+// isTail tells whether an indexed block is known by its beginning only.
+func (p *Pool) isTail(b *block) bool { return len(b.tokens) < p.perBlock }
+
+// enter puts a block that has its content into the index.
+func (p *Pool) enter(id int32) {
+	b := &p.blocks[id]
+	b.indexed = true
+	p.index[b.hash] = id
+	b.sibling = int32(len(p.children[b.parent]))
+	p.children[b.parent] = append(p.children[b.parent], id)
+}
+
 // name gives a block its name, unless another block has it rightly, and returns the serial of the content.
 func (p *Pool) name(id int32, parent Prefix, hash blockhash.Hash, tokens []int32) uint64 {
 	if other, taken := p.index[hash]; taken {
@@ -76,7 +115,6 @@ func (p *Pool) name(id int32, parent Prefix, hash blockhash.Hash, tokens []int32
 	if b.indexed {
 		p.unindex(id)
 	}
-	b.indexed = true
 	was, _ := p.levelOf(hash)
 	tier, at := p.findBelow(hash, parent.serial, tokens)
 	if tier != nil {
@@ -85,9 +123,7 @@ func (p *Pool) name(id int32, parent Prefix, hash blockhash.Hash, tokens []int32
 		p.serial++
 		b.content = content{parent.hash, hash, p.serial, parent.serial, slices.Clone(tokens)}
 	}
-	p.index[hash] = id
-	b.sibling = int32(len(p.children[b.parent]))
-	p.children[b.parent] = append(p.children[b.parent], id)
+	p.enter(id)
 	if tier != nil {
 		p.tellMoved(hash, was)
 	} else {
@@ -118,7 +154,9 @@ func (p *Pool) unindex(id int32) {
 	} else {
 		delete(p.children, b.parent)
 	}
-	p.tellMoved(b.hash, kvevent.Device)
+	if !p.isTail(b) {
+		p.tellMoved(b.hash, kvevent.Device)
+	}
 	b.indexed, b.content = false, content{}
 }
 

@@ -236,10 +236,12 @@ func TestMisuseIsABrokenInvariant(t *testing.T) {
 // model is the plain way to say what the pool must do: content by block, holders by hand.
 type model struct {
 	refs, leases map[int32]int
-	content      map[int32][]int32 // what the device would hold, whole prefix, by block
-	below        map[Move][]int32  // by tier and slot
-	moves        []Move            // to tiers below, in flight
-	held         [][]int32         // one entry a holder
+	content      map[int32][]int32  // what the device would hold, whole prefix, by block
+	below        map[Move][]int32   // by tier and slot
+	moves        []Move             // to tiers below, in flight
+	held         [][]int32          // one entry a holder
+	tokens       map[*int32][]int32 // of a holder, by its block table
+	at           map[*int32]Prefix
 	leased       [][]int32
 	told         map[blockhash.Hash]kvevent.Tier // by events
 	loaded       map[kvevent.Tier]int
@@ -272,7 +274,12 @@ func (m *model) levels(t *testing.T, p *Pool) {
 			t.Errorf("%x is in %s (%t), the events said %s", hash, is, ok, told)
 		}
 	}
-	n := len(p.index)
+	n := 0
+	for _, id := range p.index {
+		if len(p.blocks[id].tokens) == p.perBlock {
+			n++
+		}
+	}
 	for i, tier := range p.below {
 		for hash := range tier.index {
 			if is, _ := p.levelOf(hash); is == p.below[i].tier {
@@ -292,7 +299,7 @@ func TestRandomOperationsAgainstAModel(t *testing.T) {
 	for seed := range uint64(4) {
 		rng := rand.New(rand.NewPCG(seed, 9))
 		m := model{
-			refs: map[int32]int{}, leases: map[int32]int{}, content: map[int32][]int32{}, below: map[Move][]int32{}, told: map[blockhash.Hash]kvevent.Tier{},
+			refs: map[int32]int{}, leases: map[int32]int{}, content: map[int32][]int32{}, below: map[Move][]int32{}, told: map[blockhash.Hash]kvevent.Tier{}, tokens: map[*int32][]int32{}, at: map[*int32]Prefix{},
 			loaded: map[kvevent.Tier]int{},
 		}
 		p := New(40, per, 1, m.events(t))
@@ -308,6 +315,9 @@ func TestRandomOperationsAgainstAModel(t *testing.T) {
 				m.begin(t, p, rng, per)
 			case op < 7 && len(m.held) > 0:
 				i := rng.IntN(len(m.held))
+				if toks := m.tokens[&m.held[i][0]]; rng.IntN(2) == 0 {
+					p.PublishTail(m.at[&m.held[i][0]], toks, m.held[i])
+				}
 				p.Release(m.held[i])
 				m.held = m.drop(m.held, i, m.refs)
 			case op < 8 && len(m.held) > 0:
@@ -399,6 +409,7 @@ func (m *model) begin(t *testing.T, p *Pool, rng *rand.Rand, per int) {
 	for to := at.Blocks(); to <= len(toks)/per; to++ { // as prefill advances
 		at = p.Publish(at, toks, g.Blocks, g.Columns, to)
 	}
+	m.tokens[&g.Blocks[0]], m.at[&g.Blocks[0]] = toks, at
 }
 
 // fill makes the copies of a grant.
@@ -476,4 +487,39 @@ func BenchmarkOffloadAndLoad(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/blocks, "ns/block")
+}
+
+// TestTheNextTurnCopiesTheEndOfTheLast is a conversation: the second prompt begins with all that the first one came to.
+func TestTheNextTurnCopiesTheEndOfTheLast(t *testing.T) {
+	told := 0
+	p := New(8, 4, 1, Events{Stored: func(_, _ blockhash.Hash, _ []int32, _ kvevent.Tier) { told++ }, Removed: func(blockhash.Hash) { told-- }})
+	p.AddTier(kvevent.Host, 8, nil)
+	first := tokens(10, 1)
+	blocks, at, _ := acquire(p, first, 0, 12, 0)
+	at = p.Publish(at, first, blocks, nil, 2)
+	p.PublishTail(at, first, blocks)
+	p.Release(blocks)
+	check(t, p, Stats{Max: 8, Free: 5, Cached: 3, Host: TierStats{Max: 8}})
+	g, ok := p.Acquire(Want{Tokens: append(tokens(10, 1), 7, 7, 7), Limit: 12, Total: 13, Partial: true})
+	if !ok || g.Prefix.Blocks() != 2 || g.Copy.Tokens != 2 || g.Copy.From != blocks[2] {
+		t.Errorf("%+v, want two blocks and two tokens of block %d", g, blocks[2])
+	}
+	p.Release([]int32{g.Copy.From})
+	p.Release(g.Blocks)
+	for n := 0; ; n++ {
+		m, ok := p.NextOffload(kvevent.Host)
+		if !ok {
+			if n != 2 {
+				t.Errorf("%d blocks are offloaded, want the two full ones", n)
+			}
+			break
+		}
+		p.Offloaded(m, true)
+	}
+	if _, ok := p.Alloc(nil, 8); !ok || told != 2 {
+		t.Errorf("%d blocks are told of, want the two that the host has", told)
+	}
+	if err := p.Check(); err != nil {
+		t.Error(err)
+	}
 }

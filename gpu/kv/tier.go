@@ -158,6 +158,9 @@ func (t *below) unpin(id int32) {
 // enqueue wants a cached device block copied to the tiers that lack it.
 func (p *Pool) enqueue(id int32) {
 	b := &p.blocks[id]
+	if p.isTail(b) {
+		return
+	}
 	for i, t := range p.below {
 		if bit := uint8(1) << i; b.queued&bit == 0 && !t.holds(b.content) {
 			b.queued |= bit
@@ -179,7 +182,7 @@ func (p *Pool) NextOffload(tier kvevent.Tier) (Move, bool) {
 		t.queue = t.queue[1:]
 		b := &p.blocks[id]
 		b.queued &^= 1 << i
-		if !b.indexed || t.holds(b.content) {
+		if !b.indexed || p.isTail(b) || t.holds(b.content) {
 			continue // evicted since, or there by now
 		}
 		to, ok := p.room(t, b.hash)

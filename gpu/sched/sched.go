@@ -246,10 +246,13 @@ func (s *Scheduler) leave(q *Seq) {
 
 func (s *Scheduler) drop(q *Seq) {
 	s.coming -= len(q.Blocks)
+	if s.cfg.PrefixReuse && len(q.Columns) == 0 { // the next turn of a conversation goes on in the middle of a block
+		s.pool.PublishTail(q.Prefix, q.Tokens[:q.written], q.Blocks)
+	}
 	s.pool.Release(q.Blocks)
 	s.dropCopy(q)
 	s.pool.ReleaseColumns(q.Columns)
-	q.Blocks, q.Columns, q.Prefix, q.Computed, q.Cached, q.dropped = nil, nil, kv.Prefix{}, 0, 0, false
+	q.Blocks, q.Columns, q.Prefix, q.Computed, q.Cached, q.written, q.dropped = nil, nil, kv.Prefix{}, 0, 0, 0, false
 }
 
 // dropCopy lets go of the block that a part was copied from.
@@ -302,6 +305,7 @@ func (s *Scheduler) Complete(q *Seq) {
 // Publish makes the full blocks of the first tokens of a sequence findable: they are written. All these tokens must be
 // known. It must come before the Complete of the step that wrote them.
 func (s *Scheduler) Publish(q *Seq, tokens int) {
+	q.written = tokens
 	if n := tokens / s.pool.PerBlock(); s.cfg.PrefixReuse && n > q.Prefix.Blocks() {
 		q.Prefix = s.pool.Publish(q.Prefix, q.Tokens, q.Blocks, q.Columns, n)
 	}

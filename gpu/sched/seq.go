@@ -29,6 +29,7 @@ type Seq struct {
 	state    state
 	assigned bool
 	copying  bool // a submitted step makes the Copy
+	written  int  // first tokens that are known and in KV
 	dropped  bool // ended or preempted while in flight: the blocks go when InFlight is 0
 }
 
