@@ -10,6 +10,7 @@ import (
 // The bodies of acknowledgements in JetStream's protocol.
 var (
 	bodyAck        = []byte("+ACK")
+	bodyNak        = []byte("-NAK")
 	bodyInProgress = []byte("+WPI")
 )
 
@@ -26,6 +27,9 @@ func newStreamAck(nc *nats.Conn, msg jetstream.Msg) streamAck {
 
 // Ack says that the record is safe.
 func (a streamAck) Ack() error { return a.nc.Publish(a.reply, bodyAck) }
+
+// Nak gives the record back: the stream brings it again at once.
+func (a streamAck) Nak() error { return a.nc.Publish(a.reply, bodyNak) }
 
 // InProgress says that the record is still wanted.
 func (a streamAck) InProgress() error { return a.nc.Publish(a.reply, bodyInProgress) }

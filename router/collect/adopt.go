@@ -107,7 +107,13 @@ func (c *Collector) adopt(ctx context.Context, stream jetstream.Stream, token st
 	pulling, stop := context.WithCancel(ctx)
 	defer stop()
 	done := make(chan error, 1)
-	go func() { done <- c.pull(pulling, cons) }()
+	go func() { done <- c.pull(pulling, cons, token) }()
+	defer func() {
+		select {
+		case c.in <- message{adopted: token, back: true}: // what is not written is somebody else's now
+		case <-ctx.Done():
+		}
+	}()
 	for {
 		select {
 		case err := <-done:

@@ -2,6 +2,7 @@ package collect
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -23,22 +24,29 @@ func consumerOf(ctx context.Context, t *testing.T, conn *bus.Conn, router string
 	}
 }
 
-func TestRecordsOfARouterThatIsGoneAreAdoptedByOneRouter(t *testing.T) {
+// stream is a JetStream server of its own, for a minute at most.
+func stream(t *testing.T) (context.Context, *bus.Conn) {
+	t.Helper()
 	e, err := bus.StartEmbedded(bus.EmbeddedOptions{Listen: "127.0.0.1:0", StoreDir: t.TempDir(), Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer e.Close()
+	t.Cleanup(e.Close)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	t.Cleanup(cancel)
 	conn, err := bus.Connect(ctx, bus.Options{URL: e.URL(), Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	t.Cleanup(conn.Close)
 	if err := conn.Ready(ctx); err != nil {
 		t.Fatal(err)
 	}
+	return ctx, conn
+}
+
+func TestRecordsOfARouterThatIsGoneAreAdoptedByOneRouter(t *testing.T) {
+	ctx, conn := stream(t)
 	consumerOf(ctx, t, conn, "gone")
 	consumerOf(ctx, t, conn, "alive")
 	nodes, err := conn.KV(ctx, bus.BucketNodes)
@@ -106,5 +114,81 @@ func TestRecordsOfARouterThatIsGoneAreAdoptedByOneRouter(t *testing.T) {
 	}
 	if len(seen) != requests {
 		t.Errorf("%d requests are on disk, want %d", len(seen), requests)
+	}
+}
+
+func TestARouterThatComesBackWritesWhatItsHeirHasNot(t *testing.T) {
+	ctx, conn := stream(t)
+	consumerOf(ctx, t, conn, "owner")
+	publish := func(roles ...phase.Role) {
+		for _, role := range roles {
+			r := rec(role, "open")
+			r.Router = "owner"
+			if _, err := conn.JetStream().Publish(ctx, bus.PhaseSubject("owner", role, r.Node), phase.Append(nil, r)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	publish(phase.Ctx, phase.Gen) // the router died while the request ran: its own record is in its spool
+	written := make(chan *timeline.Line, 10)
+	run, stop := context.WithCancel(ctx)
+	done := make(chan error, 2)
+	dirs := map[string]string{}
+	start := func(name string) {
+		dirs[name] = t.TempDir()
+		c, err := New(Options{
+			Router: name, Dir: dirs[name], Conn: conn, Logger: quiet, Grace: time.Millisecond, Flush: time.Millisecond, AdoptLook: 20 * time.Millisecond,
+			OnLine: func(l *timeline.Line) { written <- l },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Begin("another") // it is known which requests live
+		go func() { done <- c.Run(run) }()
+	}
+	start("heir")
+	for pending := 0; pending < 2; {
+		cons, err := conn.JetStream().Consumer(ctx, bus.StreamPhases, consumerPrefix+"owner")
+		if err != nil {
+			t.Fatal(err)
+		}
+		pending = cons.CachedInfo().NumAckPending
+		select {
+		case l := <-written:
+			t.Fatalf("the heir wrote a line that lacks %v", l.Missing)
+		default:
+		}
+	}
+	nodes, err := conn.KV(ctx, bus.BucketNodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nodes.Put(ctx, "router.owner", []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	publish(phase.Disagg)
+	start("owner")
+	for complete := false; !complete; {
+		select {
+		case l := <-written:
+			complete = l.Complete
+		case <-ctx.Done():
+			t.Fatal("no line is complete: the heir keeps the records")
+		}
+	}
+	stop()
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	n := 0
+	for _, l := range slices.Concat(readDir(dirs["heir"]), readDir(dirs["owner"])) {
+		if !l.Amends {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d lines of one request", n)
 	}
 }

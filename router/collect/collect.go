@@ -85,6 +85,9 @@ type message struct {
 	header phase.StepsHeader // of steps
 	steps  *infer.Steps
 	ack    ack // nil: nobody waits
+	// adopted is the router (the token of its name) whose record this is, when that is gone and not this one.
+	adopted string
+	back    bool // there is no record: the router adopted is back, or has another heir
 }
 
 // ack tells the stream that a record is safe, or (alive) that it is still wanted.

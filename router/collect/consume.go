@@ -54,11 +54,11 @@ func (c *Collector) consumeOnce(ctx context.Context, router string) error {
 	if err != nil {
 		return fmt.Errorf("make consumer of router %s: %w", router, err)
 	}
-	return c.pull(ctx, cons)
+	return c.pull(ctx, cons, "")
 }
 
-// pull brings the records of a consumer into Run until ctx ends.
-func (c *Collector) pull(ctx context.Context, cons jetstream.Consumer) error {
+// pull brings the records of a consumer into Run until ctx ends. adopted is as in message.
+func (c *Collector) pull(ctx context.Context, cons jetstream.Consumer, adopted string) error {
 	iter, err := cons.Messages(jetstream.PullMaxMessages(pullBatch), jetstream.PullHeartbeat(2*time.Second), jetstream.PullExpiry(10*time.Second))
 	if err != nil {
 		return fmt.Errorf("pull records: %w", err)
@@ -75,15 +75,15 @@ func (c *Collector) pull(ctx context.Context, cons jetstream.Consumer) error {
 		if err != nil {
 			return fmt.Errorf("pull records: %w", err)
 		}
-		if !c.deliver(ctx, msg, known) {
+		if !c.deliver(ctx, msg, adopted, known) {
 			return ctx.Err()
 		}
 	}
 }
 
 // deliver parses a message here, off Run's goroutine. What cannot be read is never asked for again.
-func (c *Collector) deliver(ctx context.Context, msg jetstream.Msg, known words) bool {
-	m := message{ack: newStreamAck(c.o.Conn.NATS(), msg)}
+func (c *Collector) deliver(ctx context.Context, msg jetstream.Msg, adopted string, known words) bool {
+	m := message{ack: newStreamAck(c.o.Conn.NATS(), msg), adopted: adopted}
 	var err error
 	if msg.Headers().Get(bus.HeaderKind) == bus.KindSteps {
 		m.header, m.steps, err = phase.ParseSteps(msg.Data())

@@ -17,6 +17,7 @@ type request struct {
 	deadline time.Time // zero: none
 	since    time.Time // of the last record
 	done     bool      // written
+	adopted  string    // see message
 }
 
 // stepParts gathers the step messages of one record.

@@ -13,6 +13,10 @@ import (
 
 // take adds one message to its request, and writes the line if it was the last that was missing.
 func (c *Collector) take(m message) {
+	if m.back {
+		c.giveBack(m.adopted)
+		return
+	}
 	id, key := m.header.RequestID, timeline.Key{Role: m.header.Role, Node: m.header.Node, Sub: m.header.Sub, Attempt: m.header.Attempt}
 	if m.rec != nil {
 		id, key = m.rec.RequestID, timeline.KeyOf(m.rec)
@@ -31,6 +35,9 @@ func (c *Collector) take(m message) {
 		r = c.openRequest(id)
 	}
 	r.since = time.Now()
+	if m.adopted != "" {
+		r.adopted = m.adopted
+	}
 	if m.ack != nil {
 		r.acks = append(r.acks, m.ack)
 	}
@@ -68,12 +75,29 @@ func (c *Collector) settle(r *request) {
 		c.write(r)
 		return
 	}
-	if !r.deadline.IsZero() {
-		return
+	if !r.deadline.IsZero() || r.adopted != "" {
+		return // an adopted one waits as an orphan: its own router may be back any moment, with the rest
 	}
 	if live, known := c.isLive(r.id); r.router() || (known && !live) {
 		r.deadline = time.Now().Add(c.o.Grace)
 		c.due.push(r)
+	}
+}
+
+// giveBack lets go of the requests of a router that are not written: the stream brings their records to whoever takes them
+// now. Two lines would come of a request if both wrote what they have of it.
+func (c *Collector) giveBack(router string) {
+	for id, r := range c.open {
+		if r.adopted != router {
+			continue
+		}
+		for _, a := range r.acks {
+			if s, ok := a.(streamAck); ok && s.Nak() != nil {
+				c.metrics.ackErrors.Inc() // it comes again after the stream's own time
+			}
+		}
+		delete(c.open, id)
+		r.done, r.parts, r.steps, r.acks = true, nil, nil, nil
 	}
 }
 
