@@ -2,6 +2,7 @@ package collect
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -165,6 +166,21 @@ func TestARouterThatComesBackWritesWhatItsHeirHasNot(t *testing.T) {
 	}
 	if _, err := nodes.Put(ctx, "router.owner", []byte("{}")); err != nil {
 		t.Fatal(err)
+	}
+	leases, err := conn.KV(ctx, bus.BucketAdoptions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for held := true; held; { // the heir sees that the owner is back
+		_, err := leases.Get(ctx, "owner")
+		if held = err == nil; err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case l := <-written:
+		t.Fatalf("the heir wrote a line that lacks %v", l.Missing)
+	default:
 	}
 	publish(phase.Disagg)
 	start("owner")
