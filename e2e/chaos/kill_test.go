@@ -236,8 +236,24 @@ func (l *killLoad) check(t *testing.T) {
 		}
 	}
 	if out, err := exec.Command(filepath.Join(bin(t), "timeline"), "check", l.r.Traces()).CombinedOutput(); err != nil {
-		t.Errorf("timeline check: %v\n%s", err, out)
+		t.Errorf("timeline check: %v\n%s%s", err, out, named(out))
 	}
+}
+
+// named are the lines that timeline check names as FILE:NUMBER.
+func named(out []byte) (text string) {
+	for s := range strings.Lines(string(out)) {
+		at := strings.SplitN(s, ":", 3)
+		if len(at) < 3 {
+			continue
+		}
+		b, _ := os.ReadFile(at[0]) // what is no name of a file has no line either
+		n, _ := strconv.Atoi(at[1])
+		if lines := strings.SplitAfter(string(b), "\n"); n > 0 && n <= len(lines) {
+			text += lines[n-1]
+		}
+	}
+	return text
 }
 
 // lines counts the lines of each request in the files.

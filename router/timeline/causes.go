@@ -9,20 +9,32 @@ import (
 
 // causes are pairs of events of which the first makes the second happen: something is sent, and then it is received. They
 // check the clocks of both, and where they prove more than the clocks' bounds, they tighten these.
-var causes = []struct{ cause, event, style string }{
-	{"R.gen_dispatch_ns", "G.receive_ns", ""},
-	{"R.ctx_dispatch_ns", "C.receive_ns", ""},
-	{"R.gen_dispatch_ns|R.ctx_dispatch_ns", "A.receive_ns", ""},
-	{"G.headers_sent_ns", "R.gen_headers_ns", ""},
-	{"G.first_token_sent_ns|G.first_token_ns", "R.first_token_ns", ""},
-	{"A.first_token_sent_ns|A.first_token_ns", "R.first_token_ns", ""},
-	{"C.first_token_ns", "R.ctx_done_ns", ""},
-	{"C.first_token_ns", "G.first_token_ns", ""},
-	{"G.requested_ns", "C.requested_ns", ""},
-	{"C.start_ns", "G.start_ns", ""},
-	{"G.installed_ns", "C.installed_ns", ""}, // at the sender: acknowledged
-	{"R.gen_headers_ns", "R.ctx_dispatch_ns", styleGenFirst},
-	{"R.ctx_done_ns", "R.gen_dispatch_ns", styleCtxFirst},
+var causes = parseCauses([]cause{
+	{cause: "R.gen_dispatch_ns", event: "G.receive_ns"},
+	{cause: "R.ctx_dispatch_ns", event: "C.receive_ns"},
+	{cause: "R.gen_dispatch_ns|R.ctx_dispatch_ns", event: "A.receive_ns"},
+	{cause: "G.headers_sent_ns", event: "R.gen_headers_ns"},
+	{cause: "G.first_token_sent_ns|G.first_token_ns", event: "R.first_token_ns"},
+	{cause: "A.first_token_sent_ns|A.first_token_ns", event: "R.first_token_ns"},
+	{cause: "C.first_token_ns", event: "R.ctx_done_ns"},
+	{cause: "C.first_token_ns", event: "G.first_token_ns"},
+	{cause: "G.requested_ns", event: "C.requested_ns"},
+	{cause: "C.start_ns", event: "G.start_ns"},
+	{cause: "G.installed_ns", event: "C.installed_ns"}, // at the sender: acknowledged
+	{cause: "R.gen_headers_ns", event: "R.ctx_dispatch_ns", style: styleGenFirst},
+	{cause: "R.ctx_done_ns", event: "R.gen_dispatch_ns", style: styleCtxFirst},
+})
+
+func parseCauses(list []cause) []cause {
+	for i := range list {
+		list[i].sent, list[i].received = parseEdge(list[i].cause), parseEdge(list[i].event)
+	}
+	return list
+}
+
+type cause struct {
+	cause, event, style string
+	sent, received      edge // cause and event
 }
 
 // link is a cause and its event, both converted.
@@ -44,17 +56,19 @@ func (e end) boundNow() int64 { return e.src.est.BoundNS() + e.grew() }
 
 // link finds the causes of every router's record.
 func (m *merger) link() {
+	m.links = make([]link, 0, len(causes))
 	for _, s := range m.sources {
 		r := s.Record
 		if r.Role != phase.Disagg {
 			continue
 		}
 		ch := newChain(m.sources, r)
-		for _, c := range causes {
+		for i := range causes {
+			c := &causes[i]
 			if c.style != "" && c.style != r.Style {
 				continue
 			}
-			a, b := ch.edge(c.cause), ch.edge(c.event)
+			a, b := ch.edge(&c.sent), ch.edge(&c.received)
 			if a.ok && b.ok {
 				a.before, b.before = a.src.est.BoundNS(), b.src.est.BoundNS()
 				m.links = append(m.links, link{a, b})
@@ -94,7 +108,7 @@ func (m *merger) tighten() {
 	}
 	for i, c := range got.Clocks {
 		of[i].est.LowerNS, of[i].est.UpperNS = of[i].est.OffsetNS+c.LowerNS, of[i].est.OffsetNS+c.UpperNS
-		of[i].bound = 0
+		of[i].convert()
 	}
 }
 

@@ -57,6 +57,7 @@ type source struct {
 	bound  int64 // largest so far
 	origin int64 // reference ns of the line's start
 	all    [phase.StampCount]phase.Stamp
+	points [pointCount]point // see pointNames
 }
 
 // place converts one raw stamp: the only place where that happens.

@@ -41,6 +41,9 @@ func Merge(parts []Part, c Clocks) *Line {
 	}
 	m.line.Reference = ref
 	m.setOrigin()
+	for _, s := range m.sources {
+		s.convert()
+	}
 	m.link()
 	m.tighten()
 	head := router
@@ -73,6 +76,7 @@ type merger struct {
 	wall    func(int64) int64
 	sources []*source
 	links   []link
+	ways    []string // see way
 	// contradiction is by how much the links contradict the bounds together. 0: not at all
 	contradiction int64
 }
@@ -119,7 +123,8 @@ func (m *merger) fillHead(first, router *phase.Record) {
 	l.RequestID, l.ClientRequestID, l.Router, l.Model = first.RequestID, first.ClientRequestID, first.Router, first.Model
 	l.Style, l.Traceparent, l.Streamed = first.Style, first.Traceparent, first.Streamed
 	l.Outcome, l.FinishReason, l.Error = first.Outcome, first.FinishReason, first.Error
-	l.Violations, l.Spans, l.Attempts, l.Phases = []Violation{}, []Span{}, []Attempt{}, []Phase{}
+	l.Violations, l.Spans = []Violation{}, make([]Span, 0, usualSpans)
+	l.Attempts, l.Phases = make([]Attempt, 0, len(m.sources)), make([]Phase, 0, len(m.sources))
 	for _, s := range m.sources {
 		r := s.Record
 		if r.Role == phase.Disagg {
@@ -238,17 +243,18 @@ func (m *merger) fillPhases() {
 		p := Phase{
 			Role: r.Role, Node: r.Node, Sub: r.Sub, Attempt: r.Attempt, Disagg: r.DisaggRequestID, Tokens: r.Tokens, KV: r.KV,
 			Iters: r.Iters, Preemptions: r.Preemptions, PreemptedNS: r.PreemptedNS, PushedNS: r.PushedOffsetNS, EnergyJ: r.EnergyJ,
-			Stamps: make([]Stamp, 0, 14),
 		}
-		for _, f := range r.Stamps.All() {
-			p.Stamps = s.appendStamp(p.Stamps, f.Name, *f.NS)
+		refs := new([transferPoint + len(transferNames)]int64) // one allocation for all
+		p.Stamps = make([]Stamp, 0, 14)
+		for i := range s.all {
+			p.Stamps = s.appendStamp(p.Stamps, i, *s.all[i].NS, refs)
 		}
 		if t := r.Transfer; t != nil {
 			p.Peer, p.Bytes = t.Peer, t.Bytes
-			p.Transfer = s.appendStamp(p.Transfer, "requested_ns", t.RequestedNS)
-			p.Transfer = s.appendStamp(p.Transfer, "start_ns", t.StartNS)
-			p.Transfer = s.appendStamp(p.Transfer, "last_byte_ns", t.LastByteNS)
-			p.Transfer = s.appendStamp(p.Transfer, "installed_ns", t.InstalledNS)
+			p.Transfer = make([]Stamp, 0, len(transferNames))
+			for i, ns := range [...]*int64{t.RequestedNS, t.StartNS, t.LastByteNS, t.InstalledNS} {
+				p.Transfer = s.appendStamp(p.Transfer, transferPoint+i, ns, refs)
+			}
 		}
 		p.Chunks, p.Steps = s.chunkColumns(), s.stepColumns()
 		if s.Steps != nil {
@@ -262,13 +268,15 @@ func (m *merger) fillPhases() {
 	m.line.DisaggRequestID = m.line.Phases[0].Disagg
 }
 
-func (s *source) appendStamp(list []Stamp, name string, ns *int64) []Stamp {
+// appendStamp appends the stamp that is point i, if it exists.
+func (s *source) appendStamp(list []Stamp, i int, ns *int64, refs *[transferPoint + len(transferNames)]int64) []Stamp {
 	if ns == nil {
 		return list
 	}
-	st := Stamp{Name: name, Raw: *ns}
-	if p := s.place(*ns); p.ok {
-		st.Ref = &p.at
+	st := Stamp{Name: pointNames[i], Raw: *ns}
+	if p := s.points[i]; p.ok {
+		refs[i] = p.at
+		st.Ref = &refs[i]
 	}
 	return append(list, st)
 }

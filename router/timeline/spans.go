@@ -1,6 +1,10 @@
 package timeline
 
-import "meridian.internal/shared/phase"
+import (
+	"strings"
+
+	"meridian.internal/shared/phase"
+)
 
 // fillSpans tiles what the client waited for.
 func (m *merger) fillSpans(router *phase.Record) {
@@ -9,7 +13,9 @@ func (m *merger) fillSpans(router *phase.Record) {
 	}
 	ch := newChain(m.sources, router)
 	l := m.line
-	for _, st := range stagesOf(router.Style) {
+	stages := stagesOf(router.Style)
+	for i := range stages {
+		st := &stages[i]
 		if !ch.holds(st) {
 			continue
 		}
@@ -17,7 +23,7 @@ func (m *merger) fillSpans(router *phase.Record) {
 			m.prefill(ch, st)
 			continue
 		}
-		from, to := ch.edge(st.from), ch.edge(st.to)
+		from, to := ch.edge(&st.start), ch.edge(&st.end)
 		switch {
 		case !from.ok || !to.ok:
 		case st.when&resumed != 0:
@@ -90,7 +96,7 @@ func since(from, to *int64) *int64 {
 func (m *merger) span(name string, from, to end) {
 	sp := Span{Name: name, Node: from.src.Record.Node, StartNS: from.at, DurNS: to.at - from.at}
 	if from.src != to.src {
-		sp.Node += ">" + to.src.Record.Node
+		sp.Node = m.way(from.src.Record.Node, to.src.Record.Node)
 		sp.BoundNS = from.bound + to.bound
 		if m.line.MaxBoundNS == nil || sp.BoundNS > *m.line.MaxBoundNS {
 			m.line.MaxBoundNS = &sp.BoundNS
@@ -102,8 +108,19 @@ func (m *merger) span(name string, from, to end) {
 	m.line.Spans = append(m.line.Spans, sp)
 }
 
+// way names the way from one node to another, made once.
+func (m *merger) way(from, to string) string {
+	for _, w := range m.ways {
+		if len(w) == len(from)+1+len(to) && strings.HasPrefix(w, from) && strings.HasSuffix(w, to) {
+			return w
+		}
+	}
+	m.ways = append(m.ways, from+">"+to)
+	return m.ways[len(m.ways)-1]
+}
+
 // prefill makes a span of each chunk's forward, of each wait between two chunks, and of the sampling after the last.
-func (m *merger) prefill(ch chain, st stage) {
+func (m *merger) prefill(ch chain, st *stage) {
 	s := ch.who(st.from[0])
 	at := func(ns int64) end { return end{point: s.place(ns), src: s} }
 	chunks := s.Record.Chunks

@@ -2,7 +2,6 @@ package timeline
 
 import (
 	"slices"
-	"strings"
 
 	"meridian.internal/shared/phase"
 )
@@ -21,6 +20,7 @@ type stage struct {
 	need           string // all of these records are there and aligned
 	lack           string // one of these is not: the router's own view of a leg instead of the node's
 	when           condition
+	start, end     edge // from and to, as compile reads them
 }
 
 type condition int
@@ -170,9 +170,12 @@ func (ch chain) aligned(who string) bool {
 	return true
 }
 
-func (ch chain) holds(st stage) bool {
+func (ch chain) holds(st *stage) bool {
 	if !ch.aligned(st.need) || (st.lack != "" && ch.aligned(st.lack)) {
 		return false
+	}
+	if st.when == 0 {
+		return true
 	}
 	r := ch.r.Record
 	first, last := r.Stamps.FirstTokenNS, r.Stamps.LastTokenNS
@@ -198,62 +201,24 @@ type end struct {
 	before int64  // of a link: the bound of the source's estimate when the stamp was converted
 }
 
-func (ch chain) edge(name string) end {
-	if a, b, later := strings.Cut(name, "^"); later {
-		x, y := ch.edge(a), ch.edge(b)
-		if y.ok && (!x.ok || y.at > x.at) {
+// edge finds an end of a span: the first of its stamps that exists, or, where two lists are given, the later of both.
+func (ch chain) edge(e *edge) end {
+	x := ch.first(e.one)
+	if len(e.other) > 0 {
+		if y := ch.first(e.other); y.ok && (!x.ok || y.at > x.at) {
 			return y
 		}
-		return x
 	}
-	for name != "" {
-		var p string
-		p, name, _ = strings.Cut(name, "|")
-		if s := ch.who(p[0]); s != nil {
-			if pt := s.stamp(s.named(p[2:])); pt.ok {
-				return end{point: pt, src: s, name: p[2:]}
-			}
+	return x
+}
+
+func (ch chain) first(list []mark) end {
+	for _, k := range list {
+		if s := ch.who(k.who); s != nil && s.points[k.at].ok {
+			return end{point: s.points[k.at], src: s, name: pointNames[k.at]}
 		}
 	}
 	return end{}
-}
-
-// named finds a stamp of the record by its name, those of chunks and transfer included.
-func (s *source) named(name string) *int64 {
-	r := s.Record
-	switch name {
-	case "chunk_start":
-		if len(r.Chunks) > 0 {
-			return &r.Chunks[0].ForwardStartNS
-		}
-		return nil
-	case "chunk_end":
-		if n := len(r.Chunks); n > 0 {
-			return &r.Chunks[n-1].SampleEndNS
-		}
-		return nil
-	case "installed_ns":
-		if r.Transfer != nil {
-			return r.Transfer.InstalledNS
-		}
-		return nil
-	case "requested_ns":
-		if r.Transfer != nil {
-			return r.Transfer.RequestedNS
-		}
-		return nil
-	case "start_ns":
-		if r.Transfer != nil {
-			return r.Transfer.StartNS
-		}
-		return nil
-	}
-	for i := range s.all {
-		if s.all[i].Name == name {
-			return *s.all[i].NS
-		}
-	}
-	return nil
 }
 
 // stagesOf is the whole chain of a style. It is only read.
@@ -268,9 +233,9 @@ func stagesOf(style string) []stage {
 }
 
 var (
-	genFirstChain   = slices.Concat(head, genFirst, tail)
-	ctxFirstChain   = slices.Concat(head, ctxFirst, tail)
-	aggregatedChain = slices.Concat(head, aggregated, tail)
+	genFirstChain   = compile(slices.Concat(head, genFirst, tail))
+	ctxFirstChain   = compile(slices.Concat(head, ctxFirst, tail))
+	aggregatedChain = compile(slices.Concat(head, aggregated, tail))
 )
 
 // resume is the span from the cut of an answer to its next token from another node.
