@@ -20,8 +20,8 @@ var (
 // Parse reads one line. Unknown members are skipped. Its errors are ErrBadLine and ErrSchema.
 func Parse(b []byte) (*Line, error) { return parse(b, true) }
 
-// ParseSpans reads one line without its phases, for whoever goes through many. They are passed over unread: Parse alone finds
-// what is wrong in them.
+// ParseSpans reads one line without its phases and its decision, for whoever goes through many. They are passed over unread:
+// Parse alone finds what is wrong in them.
 func ParseSpans(b []byte) (*Line, error) { return parse(b, false) }
 
 func parse(b []byte, phases bool) (*Line, error) {
@@ -33,7 +33,7 @@ func parse(b []byte, phases bool) (*Line, error) {
 			switch {
 			case key == "phases" && phases:
 				l.Phases = parseList(r, parsePhase)
-			case key == "phases":
+			case !phases && (key == "phases" || key == "decision"):
 				r.Pass()
 			case key == "spans":
 				l.Spans = spans.parse(r)
