@@ -57,11 +57,24 @@ func TestANodeThatIsGoneMidRequest(t *testing.T) {
 			if l.Outcome != "finished" || l.Error != nil {
 				t.Errorf("timeline has outcome %s, error %+v, want finished", l.Outcome, l.Error)
 			}
+			if c.role == "ctx" && c.sig == syscall.SIGKILL && (attempts(l, "gen") != 1 || attempts(l, "ctx") != 2 || l.NegativeSpans > 0 || len(l.Violations) > 0) {
+				t.Errorf("attempts %+v, %d negative spans, violations %v: want two prefills for one admission", l.Attempts, l.NegativeSpans, l.Violations)
+			}
 			r.idleAmongTheLiving(t, victim)
 			_ = victim.Signal(syscall.SIGKILL) // a stopped one would not drain
 			<-victim.Done()
 		})
 	}
+}
+
+// attempts counts the legs of a role.
+func attempts(l client.Line, role string) (n int) {
+	for _, a := range l.Attempts {
+		if a.Role == role {
+			n++
+		}
+	}
+	return n
 }
 
 // checkEnd wants an error that names the stage; a prefill that was lost before any byte may have been tried again.

@@ -29,6 +29,8 @@ type Decoder struct {
 	EOS    []int32
 	Knows  func(addr string) bool // tells whether addr is the KV listener of a context node of this cluster
 	Now    func() int64
+
+	waiting waiting
 }
 
 // Aggregated is the worker.Runner of whole requests.
@@ -60,7 +62,7 @@ func (d *Decoder) Generation(ctx context.Context, l *worker.Leg) (worker.Sequenc
 	if err != nil {
 		return nil, err
 	}
-	g := &leg{d: d, l: l, first: first}
+	g := &leg{d: d, l: l, first: first, moves: make(chan source), settled: make(chan struct{})}
 	if err := g.open(ctx, addr); err != nil {
 		g.release()
 		return nil, err
@@ -128,8 +130,12 @@ type leg struct {
 	l     *worker.Leg
 	first []infer.Token
 	hold  *engine.Reservation
+	held  int // tokens whose KV is here already
 	wire  *kvwire.Transfer
 	seq   worker.Sequence // nil until the KV is here
+
+	moves   chan source   // other places to fetch the KV from
+	settled chan struct{} // closed when the leg waits for KV no longer
 }
 
 // open reserves room and asks for the KV. With context_first the prefill is done and its lease runs, so it is claimed
@@ -148,16 +154,22 @@ func (g *leg) open(ctx context.Context, addr string) (err error) {
 	}
 	report := g.hold.Report()
 	g.l.Held = &report
-	limit := g.l.Limit
-	if limit <= 0 {
-		limit = defaultLimit
-	}
-	if err := g.wire.Request(ctx, g.hold.Held(), limit); err != nil {
+	g.held = g.hold.Held()
+	if err := g.wire.Request(ctx, g.held, g.left()); err != nil {
 		return kvFault(ctx, err)
 	}
+	g.d.waiting.enter(g)
 	g.l.Admitted()
 	g.l.Flush() // generation_first: the router sends the context leg now
 	return nil
+}
+
+// left is how long the hand-over may take.
+func (g *leg) left() time.Duration {
+	if g.l.Request.DeadlineNS == 0 {
+		return defaultLimit
+	}
+	return max(time.Duration(g.l.Request.DeadlineNS-g.d.Now()), time.Millisecond)
 }
 
 // kvFault is an error of the hand-over as the router sees it. Another pair may do better; an incompatible one never will,
@@ -185,7 +197,8 @@ func (g *leg) Next(ctx context.Context) ([]infer.Token, *infer.Done, error) {
 }
 
 func (g *leg) fetch(ctx context.Context) error {
-	t, err := g.wire.Receive(ctx, g.hold.Tokens(), g.hold)
+	t, err := g.receive(ctx)
+	g.d.waiting.leave(g)
 	g.l.Transfer = transferOf(g.wire.Report())
 	if err != nil {
 		return kvFault(ctx, err)
@@ -211,6 +224,54 @@ func (g *leg) fetch(ctx context.Context) error {
 	return nil
 }
 
+// receive takes the KV in, from the last source that the leg was told. Where a transfer breaks, the leg waits a while for
+// another source, if its router wants to name one.
+func (g *leg) receive(ctx context.Context) (kvwire.Trailer, error) {
+	for {
+		sub, cancel := context.WithCancel(ctx)
+		told := make(chan *source, 1)
+		go func() {
+			select {
+			case s := <-g.moves:
+				told <- &s
+				cancel()
+			case <-sub.Done():
+				told <- nil
+			}
+		}()
+		t, err := g.wire.Receive(sub, g.hold.Tokens(), g.hold)
+		cancel()
+		next := <-told
+		if err == nil {
+			if next != nil {
+				next.taken <- false
+			}
+			return t, nil
+		}
+		if next == nil {
+			if next = g.another(ctx); next == nil {
+				return t, err
+			}
+		}
+		g.wire.Close()
+		g.wire, g.l.Handle = next.wire, next.id
+		next.taken <- true
+	}
+}
+
+// another waits for another source.
+func (g *leg) another(ctx context.Context) *source {
+	timer := time.NewTimer(g.l.KVWait)
+	defer timer.Stop()
+	select {
+	case s := <-g.moves:
+		return &s
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return nil
+}
+
 // Cancel ends the leg: the transfer's frame in flight ends before its blocks are freed. It is called between calls of
 // Next.
 func (g *leg) Cancel() {
@@ -223,6 +284,7 @@ func (g *leg) Cancel() {
 }
 
 func (g *leg) release() {
+	g.d.waiting.leave(g)
 	if g.wire != nil {
 		g.wire.Close()
 		g.wire = nil

@@ -97,6 +97,7 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 	g := &Decoder{Engine: dev.Engine, Client: client, EOS: dev.Model.Config.EOS, Now: d.Steady.Now, Knows: func(addr string) bool {
 		return slices.Contains(c.KVPeer, addr) || registered(registry, addr)
 	}}
+	d.Routes().PUT("/kv/:id", g.move)
 	return d.Run(ctx, worker.Parts{
 		Face: worker.Options{
 			Model: modelOf(dev, c.Device.MaxBatchSize), Tokenizer: dev.Tokenizer, Kind: device.Kind, CardClock: dev.CardClock,

@@ -185,7 +185,7 @@ func bytesMoved(l *timeline.Line) string {
 		}
 		for j := range l.Phases {
 			c := &l.Phases[j]
-			if c.Role == phase.Ctx && c.Sub == g.Sub && c.Attempt == g.Attempt && len(c.Transfer) > 0 && c.Bytes != g.Bytes {
+			if c.Role == phase.Ctx && c.Sub == g.Sub && c.Attempt == g.Attempt && c.Disagg == g.Disagg && len(c.Transfer) > 0 && c.Bytes != g.Bytes {
 				return fmt.Sprintf("%s sent %d bytes of KV, %s received %d", c.Node, c.Bytes, g.Node, g.Bytes)
 			}
 		}

@@ -39,6 +39,7 @@ func (p *Pool) addStatic(s Static) error {
 	base := strings.TrimRight(s.URL, "/")
 	m := p.newMember(node.Info{Name: u.Host, Role: s.Role, URL: base, State: node.Starting})
 	m.static, m.foreign = true, true
+	m.proven = p.presumed(m)
 	p.members[key(s.Role, u.Host)] = m
 	p.rebuild()
 	return nil
@@ -124,7 +125,11 @@ func (p *Pool) refresh(ctx context.Context, m *member, info node.Info, known boo
 	if m.info.ClockID != fresh.ClockID && m.info.ClockID != "" {
 		p.unprove(m) // another process answers at the address
 	}
-	m.info, m.foreign = fresh, foreign
+	if m.foreign != foreign {
+		m.foreign = foreign
+		p.unprove(m)
+	}
+	m.info = fresh
 	if regroup {
 		p.rebuild()
 	}

@@ -76,6 +76,9 @@ func (p *Pool) Due(aggregated, fallback bool) []Probe {
 	var out []Probe
 	for _, list := range p.models {
 		for _, c := range list {
+			if c.foreign && p.o.TrustForeign {
+				continue
+			}
 			pairs := !aggregated && p.duePairs(c, now, &out)
 			if aggregated || (fallback && !pairs) {
 				p.dueAlone(c, now, &out)
@@ -189,9 +192,12 @@ func name(t *Target) string {
 	return t.Name
 }
 
+// presumed tells whether a node is taken to work without a probe.
+func (p *Pool) presumed(m *member) bool { return !p.o.Qualify || m.foreign && p.o.TrustForeign }
+
 // unprove forgets what was proven with a node that was away.
 func (p *Pool) unprove(m *member) {
-	m.proven, m.alone, m.stalePairs = !p.o.Qualify, pair{state: Unproven}, true
+	m.proven, m.alone, m.stalePairs = p.presumed(m), pair{state: Unproven}, true
 	for _, w := range m.pairs {
 		w.state, w.nextNS, w.failures = Unproven, 0, 0
 	}

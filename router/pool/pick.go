@@ -67,6 +67,26 @@ func (p *Pool) Pick(a Ask) (*Choice, error) {
 	return nil, p.whyNone(a)
 }
 
+// PickCtx chooses and claims another context node for a generation node that is claimed already.
+func (p *Pool) PickCtx(g *Lease, a Ask) (*Lease, error) {
+	a.Tokens = max(a.Tokens, 1)
+	now := p.o.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if g.member.table == nil {
+		return nil, p.whyNone(a)
+	}
+	defer p.matched(a)()
+	q := p.query(a)
+	c := p.classOf(g.member)
+	at, ok := p.pickCtx(c, g.member, a, &q, &decision{now: now})
+	if !ok {
+		return nil, p.whyNone(a)
+	}
+	ctxs := &c.sides[place.Prefill]
+	return p.newLease(ctxs.members[at], claims(place.Prefill, a.Tokens-ctxs.nodes[at].Matched), a.Life), nil
+}
+
 // pickPair chooses the generation node, and then the context node that suits it; nil when there is no pair.
 func (p *Pool) pickPair(a Ask, now int64) *Choice {
 	defer p.matched(a)()

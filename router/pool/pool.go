@@ -45,12 +45,14 @@ type Options struct {
 	// Qualify: a node is proven by a generation that went through it (Due, Probed); others get work only where nobody is
 	// proven. false: all are taken to be.
 	Qualify bool
-	Index   *prefix.Index // of the blocks that nodes hold; nil: none is kept
-	Static  []Static
-	Now     func() int64 // steady clock, ns
-	BusUp   func() bool  // tells whether the registry can be heard; nil: there is none
-	Client  *http.Client // for health checks
-	Logger  *slog.Logger
+	// TrustForeign: workers that are not ours are taken to be proven, since a probe costs whoever owns them a generation.
+	TrustForeign bool
+	Index        *prefix.Index // of the blocks that nodes hold; nil: none is kept
+	Static       []Static
+	Now          func() int64 // steady clock, ns
+	BusUp        func() bool  // tells whether the registry can be heard; nil: there is none
+	Client       *http.Client // for health checks
+	Logger       *slog.Logger
 }
 
 // Pool is the set of nodes. Safe for concurrent use.

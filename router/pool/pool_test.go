@@ -419,6 +419,27 @@ func TestForeignStaticNodes(t *testing.T) {
 	}
 }
 
+func TestForeignWorkersAreProbedUnlessTheyAreTrusted(t *testing.T) {
+	for _, trust := range []bool{false, true} {
+		ctx, up := worker(t, `{"disaggregated_params":{"ctx_dp_rank":0}}`)
+		gen, upToo := worker(t, `{"disaggregated_params":{"ctx_dp_rank":0}}`)
+		up.Store(true)
+		upToo.Store(true)
+		w := newWorld(t, Options{Qualify: true, TrustForeign: trust, Static: []Static{{Role: node.RoleCtx, URL: ctx}, {Role: node.RoleGen, URL: gen}}})
+		for _, m := range w.due() {
+			w.check(t.Context(), m)
+		}
+		if n, err := len(w.Due(false, false)), w.Ready(false, false); (n == 0) != trust || (err == nil) != trust {
+			t.Errorf("trusted %v: %d probes are due, ready: %v", trust, n, err)
+		}
+		w.Put(reg("ctx0", "h", infer.Load{}))
+		w.Put(reg("gen0", "h", infer.Load{}))
+		if n := len(w.Due(false, false)); n == 0 {
+			t.Errorf("trusted %v: no probe of nodes of ours", trust)
+		}
+	}
+}
+
 func TestRegisteredNodesAreCheckedWhileTheBusIsDown(t *testing.T) {
 	up := true
 	w := newWorld(t, Options{BusUp: func() bool { return up }})

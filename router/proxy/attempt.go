@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,17 +27,20 @@ type attempt struct {
 	fault   string // leg that failed it: ctx or gen
 	cutNS   *int64 // when the stream was cut that this attempt goes on after; nil: it begins the answer
 
-	had       int        // tokens that earlier attempts gave
-	open      []byte     // what the bodies of both legs begin with
-	ctxLeg    *phase.Leg // nil: not sent
-	genLeg    *phase.Leg
-	ctxAnswer *api.CtxAnswer // of the context leg
+	had       int            // tokens that earlier attempts gave
+	open      []byte         // what the bodies of both legs begin with
+	calls     []*prefillCall // context legs: one, unless prefill went on elsewhere
+	serving   *prefillCall   // the one that served, or failed last; nil: none was sent
+	genLeg    *phase.Leg     // nil: not sent
+	ctxAnswer *api.CtxAnswer // of the context leg that served
 	gen       *upstream.Response
 	rewriter  *api.Rewriter // of the streamed chunks
 	genUsage  *api.Usage
 	tokens    int // token ids seen in this attempt's stream
 	finish    string
-	broke     atomic.Bool // a node went away under a leg, or could not be reached
+	broke     atomic.Bool    // a node went away under a leg, or could not be reached
+	kvThere   atomic.Bool    // the generation node needs no context node any more
+	rest      sync.WaitGroup // releases of KV that the answer does not wait for
 }
 
 func (a *attempt) fail(e *api.Error) *api.Error {
@@ -77,13 +81,13 @@ func (a *attempt) pick(tried *exclusions) (*pool.Choice, error) {
 	p := a.s.p
 	if ctxs, gens := p.health.refused(); len(ctxs)+len(gens) > 0 {
 		careful := exclusions{ctx: append(ctxs, tried.ctx...), gen: append(gens, tried.gen...)}
-		if c, err := p.o.Pool.Pick(a.sub.ask(&careful)); err == nil {
+		if c, err := p.o.Pool.Pick(a.sub.ask(&careful, a.had)); err == nil {
 			return c, nil
 		}
 	}
-	c, err := p.o.Pool.Pick(a.sub.ask(tried))
+	c, err := p.o.Pool.Pick(a.sub.ask(tried, a.had))
 	if err != nil && len(a.sub.given) > 0 {
-		return p.o.Pool.Pick(a.sub.ask(&exclusions{}))
+		return p.o.Pool.Pick(a.sub.ask(&exclusions{}, a.had))
 	}
 	return c, err
 }
@@ -91,7 +95,7 @@ func (a *attempt) pick(tried *exclusions) (*pool.Choice, error) {
 // run runs the legs under one context: what ends one ends the other.
 func (a *attempt) run(ctx context.Context) *api.Error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer a.watch(cancel)()
+	defer a.gone("gen", a.choice.Gen, cancel)()
 	switch a.style {
 	case GenerationFirst:
 		return a.generationFirst(ctx, cancel)
@@ -102,21 +106,13 @@ func (a *attempt) run(ctx context.Context) *api.Error {
 	}
 }
 
-// watch cancels the legs when one of their nodes goes away. The connection of a finished stream is not cut by it: its
-// body was drained, or is closed in settle.
-func (a *attempt) watch(cancel context.CancelCauseFunc) (stop func()) {
-	gone := func(stage string, l *pool.Lease) func() {
-		return l.Watch(func(error) {
-			a.broke.Store(true)
-			cancel(api.Failed(stage, true, "%s node %s is gone", roleWord(stage), l.Name))
-		})
-	}
-	stopGen := gone("gen", a.choice.Gen)
-	if a.choice.Ctx == nil {
-		return stopGen
-	}
-	stopCtx := gone("ctx", a.choice.Ctx)
-	return func() { stopGen(); stopCtx() }
+// gone cancels a leg when its node goes away. The connection of a finished stream is not cut by it: its body was drained,
+// or is closed in settle.
+func (a *attempt) gone(stage string, l *pool.Lease, cancel context.CancelCauseFunc) (stop func()) {
+	return l.Watch(func(error) {
+		a.broke.Store(true)
+		cancel(api.Failed(stage, true, "%s node %s is gone", roleWord(stage), l.Name))
+	})
 }
 
 func roleWord(stage string) string {
@@ -155,12 +151,11 @@ func (a *attempt) generationFirst(ctx context.Context, cancel context.CancelCaus
 		cancel(e)
 		return e
 	}
-	a.stamps.CtxPrepareNS = a.now()
+	open := a.base()
 	ctxDone := make(chan *api.Error, 1)
-	ctxBody := a.ctxBody(api.GenerationFirst)
 	go func() {
-		e := a.callCtx(ctx, ctxBody)
-		if e != nil {
+		e := a.prefill(ctx, api.GenerationFirst, open)
+		if e != nil && !a.kvThere.Load() {
 			cancel(e)
 		}
 		ctxDone <- e
@@ -212,12 +207,12 @@ var errNoAnswer = errors.New("proxy: the context leg did not answer in time")
 
 // contextFirst: prefill, then generation with what its answer says.
 func (a *attempt) contextFirst(ctx context.Context, cancel context.CancelCauseFunc) *api.Error {
-	a.stamps.CtxPrepareNS = a.now()
-	if e := a.callCtx(ctx, a.ctxBody(api.ContextFirst)); e != nil {
+	if e := a.prefill(ctx, api.ContextFirst, a.base()); e != nil {
 		cancel(e)
-		a.releaseKV() // prefill may have ended while the answer was on its way
+		a.serving.release() // prefill may have ended while the answer was on its way
 		return e
 	}
+	a.stamps.GenPrepareNS = a.stamps.CtxDoneNS // the generation leg is made of the answer
 	first := a.ctxAnswer.Choices[0]
 	if !first.GoesOn() {
 		return a.complete(first)
@@ -228,7 +223,7 @@ func (a *attempt) contextFirst(ctx context.Context, cancel context.CancelCauseFu
 	}
 	if e != nil {
 		cancel(e)
-		a.releaseKV() // nobody has claimed it
+		a.serving.release() // nobody has claimed it
 		return e
 	}
 	return a.ending(cancel, a.relay(ctx))
@@ -266,6 +261,7 @@ func (a *attempt) path() string {
 
 // settle gives back what outlived the attempt's run: the connection of the generation leg.
 func (a *attempt) settle() {
+	a.rest.Wait()
 	if a.gen == nil {
 		return
 	}

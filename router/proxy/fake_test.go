@@ -41,6 +41,7 @@ type fakeNode struct {
 	gone  chan string                                         // a leg whose client closed the connection: "name"
 	serve func(w http.ResponseWriter, r *http.Request, l leg) // nil: the normal answer
 	freed chan string                                         // id of a DELETE /kv/{id}
+	moved chan api.DisaggParams                               // of a PUT /kv/{id}; nil: there is none
 }
 
 func (f *fakeNode) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -159,6 +160,15 @@ func (c *cluster) add(name string) *fakeNode {
 	f.freed = make(chan string, 100)
 	mux.HandleFunc("DELETE /kv/{id}", func(w http.ResponseWriter, r *http.Request) {
 		f.freed <- r.PathValue("id")
+		w.WriteHeader(http.StatusNoContent)
+	})
+	mux.HandleFunc("PUT /kv/{id}", func(w http.ResponseWriter, r *http.Request) {
+		var p api.DisaggParams
+		if err := json.NewDecoder(r.Body).Decode(&p); err != nil || f.moved == nil {
+			w.WriteHeader(http.StatusMethodNotAllowed)
+			return
+		}
+		f.moved <- p
 		w.WriteHeader(http.StatusNoContent)
 	})
 	mux.HandleFunc("GET /tokenizer", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"hash":"h"}`) })

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bufio"
 	"context"
 	"io"
 	"net/http"
@@ -192,7 +193,9 @@ func TestALostNodeEndsItsStreams(t *testing.T) {
 		t.Run(lost, func(t *testing.T) {
 			c := newCluster(t, GenerationFirst, "ctx0", "gen0")
 			gen, ctx := c.nodes["gen0"], c.nodes["ctx0"]
-			gen.serve = oneTokenThen(func(_ http.ResponseWriter, r *http.Request) { gen.waitGone(r) })
+			if gen.serve = admitAndWait(gen); lost == "gen0" {
+				gen.serve = oneTokenThen(func(_ http.ResponseWriter, r *http.Request) { gen.waitGone(r) })
+			}
 			ctx.serve = func(_ http.ResponseWriter, r *http.Request, _ leg) {
 				c.pool.Drop(node.Role(lost[:3]), lost, "its lease ended")
 				ctx.waitGone(r)
@@ -205,6 +208,38 @@ func TestALostNodeEndsItsStreams(t *testing.T) {
 				t.Errorf("cancelled %s and %s", a, b)
 			}
 		})
+	}
+}
+
+// TestAStreamOutlivesItsContextNode: once the KV is at the generation node, the other is needed for nothing but usage.
+func TestAStreamOutlivesItsContextNode(t *testing.T) {
+	c := newCluster(t, GenerationFirst, "ctx0", "gen0")
+	gen, ctx := c.nodes["gen0"], c.nodes["ctx0"]
+	lost := make(chan struct{})
+	ctx.serve = func(_ http.ResponseWriter, r *http.Request, _ leg) { ctx.waitGone(r) }
+	gen.serve = func(w http.ResponseWriter, r *http.Request, l leg) {
+		oneTokenThen(func(w http.ResponseWriter, r *http.Request) {
+			<-lost
+			io.WriteString(w, `data: {"choices":[{"index":0,"text":"b","token_ids":[6],"finish_reason":"stop"}]}`+"\n\ndata: [DONE]\n\n")
+		})(w, r, l)
+	}
+	req, _ := http.NewRequestWithContext(t.Context(), "POST", c.url+"/v1/completions", strings.NewReader(completion))
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	answer := bufio.NewReader(res.Body)
+	if line, err := answer.ReadString('\n'); err != nil || !strings.Contains(line, `"text":"a"`) {
+		t.Fatalf("first event %q, %v", line, err)
+	}
+	c.taken(2)
+	c.pool.Drop("ctx", "ctx0", "its lease ended")
+	<-c.gone // its leg is over
+	close(lost)
+	rest, err := io.ReadAll(answer)
+	if err != nil || !strings.Contains(string(rest), `"text":"b"`) || strings.Contains(string(rest), "error") {
+		t.Errorf("the rest of the answer is %q, %v", rest, err)
 	}
 }
 

@@ -17,9 +17,17 @@ type health struct {
 	mu       sync.Mutex // held for short reads and writes; guards the rest
 	breakers breaker.Set
 	budget   *breaker.Budget
+	hedge    *breaker.Hedge // nil: there is no second prefill
 }
 
-func newHealth(now func() int64) *health { return &health{now: now, budget: breaker.NewBudget(now())} }
+// newHealth makes one; hedge is the quantile of prefill times after which a second one may begin. 0: never.
+func newHealth(now func() int64, hedge float64) *health {
+	h := &health{now: now, budget: breaker.NewBudget(now())}
+	if hedge > 0 {
+		h.hedge = breaker.NewHedge(hedge)
+	}
+	return h
+}
 
 // refused lists the nodes whose breakers let no leg through.
 func (h *health) refused() (ctx, gen []string) {
@@ -62,6 +70,50 @@ func (h *health) end(a *attempt, e *api.Error) (opened []breaker.Key) {
 	return opened
 }
 
+// ctxBegin says that a further context leg is sent to a node.
+func (h *health) ctxBegin(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.breakers.Begin(breaker.Key{Leg: "ctx", Node: name}, h.now())
+}
+
+// ctxEnd judges the node of a context leg that does not serve; e is nil where that says nothing of it.
+func (h *health) ctxEnd(name string, e *api.Error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := breaker.Neutral
+	if e != nil && countsAsFailure(e) {
+		r = breaker.Bad
+	}
+	h.breakers.End(breaker.Key{Leg: "ctx", Node: name}, r, h.now())
+}
+
+// prefilled takes the time of a context leg.
+func (h *health) prefilled(tokens int, ns int64) {
+	if h.hedge == nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.hedge.Observe(tokens, ns)
+}
+
+// hedgeAfter is how long to wait for a context leg before a second may be sent; false: none is.
+func (h *health) hedgeAfter(tokens int) (time.Duration, bool) {
+	if h.hedge == nil {
+		return 0, false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.hedge.After(tokens)
+}
+
+func (h *health) takeHedge() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.hedge.Take()
+}
+
 // countsAsFailure: overload, a client's fault and the end of the request's time are not the node's.
 func countsAsFailure(e *api.Error) bool {
 	switch e.Type {
@@ -75,6 +127,9 @@ func countsAsFailure(e *api.Error) bool {
 func (h *health) request() {
 	h.mu.Lock()
 	h.budget.Request(h.now())
+	if h.hedge != nil {
+		h.hedge.Request()
+	}
 	h.mu.Unlock()
 }
 

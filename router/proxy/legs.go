@@ -39,32 +39,6 @@ func (a *attempt) openGen(ctx context.Context, b body) *api.Error {
 	return nil
 }
 
-// callCtx runs the context leg to its end.
-func (a *attempt) callCtx(ctx context.Context, b body) *api.Error {
-	defer a.choice.Ctx.Release()
-	a.stamps.CtxDispatchNS = a.now()
-	a.ctxLeg = a.leg(a.choice.Ctx)
-	res, e := a.send(ctx, "ctx", a.choice.Ctx, b, a.ctxLeg)
-	if e != nil {
-		return e
-	}
-	defer res.Close()
-	answer, err := res.ReadAll(maxCtxAnswer)
-	if err != nil {
-		return a.broken(ctx, "ctx", a.choice.Ctx, err)
-	}
-	a.stamps.CtxDoneNS = a.now()
-	if a.style == ContextFirst { // the generation leg is made of this answer
-		a.stamps.GenPrepareNS = a.stamps.CtxDoneNS
-	}
-	ans, err := api.ParseCtxAnswer(answer)
-	if err != nil {
-		return api.Failed("ctx", true, "context node %s gave a malformed answer", a.choice.Ctx.Name)
-	}
-	a.ctxAnswer = ans
-	return nil
-}
-
 // leg describes a leg for the record.
 func (a *attempt) leg(l *pool.Lease) *phase.Leg {
 	return &phase.Leg{
@@ -75,8 +49,12 @@ func (a *attempt) leg(l *pool.Lease) *phase.Leg {
 // send posts a leg; a status other than 200 is an error in the node's own words.
 func (a *attempt) send(ctx context.Context, stage string, l *pool.Lease, b body, leg *phase.Leg) (*upstream.Response, *api.Error) {
 	l.Sent()
+	headers := a.headers()
+	if stage == "gen" && a.style == GenerationFirst {
+		headers = append(headers, upstream.Header{Name: api.HeaderKVWait, Value: kvWaitMS})
+	}
 	t1 := a.s.p.o.Steady.Now()
-	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{URL: l.URL, Path: a.path(), Headers: a.headers(), Body: b.open, Tail: b.tail, Foreign: l.Foreign})
+	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{URL: l.URL, Path: a.path(), Headers: headers, Body: b.open, Tail: b.tail, Foreign: l.Foreign})
 	if err == nil && res.Clock != "" {
 		a.s.p.exchanged(l, res.Clock, t1)
 	}
@@ -208,11 +186,11 @@ func genTail(params []byte) []byte {
 
 func (a *attempt) genBody(params []byte) body { return body{a.base(), genTail(params)} }
 
-func (a *attempt) ctxBody(style int) body {
+func ctxBody(open []byte, id int64, style int) body {
 	params, _ := json.Marshal(api.DisaggParams{ // plain data: cannot fail
-		RequestType: api.ContextOnly, DisaggRequestID: &a.id, ScheduleStyle: &style,
+		RequestType: api.ContextOnly, DisaggRequestID: &id, ScheduleStyle: &style,
 	})
-	return body{a.base(), api.AppendTail(nil, []api.Set{
+	return body{open, api.AppendTail(nil, []api.Set{
 		{Key: "stream", Value: []byte("false")},
 		{Key: "disaggregated_params", Value: params},
 	})}

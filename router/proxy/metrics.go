@@ -22,6 +22,7 @@ type metrics struct {
 
 	resumes      prometheus.Counter
 	retryRefused prometheus.Counter
+	hedges       *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer, h *health, d *door, b *bodies, p *pool.Pool) (*metrics, error) {
@@ -58,6 +59,9 @@ func newMetrics(r prometheus.Registerer, h *health, d *door, b *bodies, p *pool.
 		resumes: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "meridian_router_resumes_total", Help: "Answers that went on at another node after their first token.",
 		}),
+		hedges: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "meridian_router_hedges_total", Help: "Second context legs beside a slow one, by whether they served.",
+		}, []string{"result"}),
 		retryRefused: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "meridian_router_retries_refused_total", Help: "Retries that the budget had no room for.",
 		}),
@@ -69,7 +73,7 @@ func newMetrics(r prometheus.Registerer, h *health, d *door, b *bodies, p *pool.
 		return m, nil
 	}
 	for _, c := range []prometheus.Collector{
-		m.requests, m.inflight, m.ttft, m.itl, m.e2e, m.overhead, m.retries, m.decisions, m.tokens, m.resumes, m.retryRefused, healthMetrics{h, d, b}, nodeMetrics{p}} {
+		m.requests, m.inflight, m.ttft, m.itl, m.e2e, m.overhead, m.retries, m.decisions, m.tokens, m.resumes, m.retryRefused, m.hedges, healthMetrics{h, d, b}, nodeMetrics{p}} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register metric: %w", err)
 		}

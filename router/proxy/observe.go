@@ -46,7 +46,7 @@ func (s *session) overheadNS(a *attempt) int64 {
 		first = t.CtxDispatchNS
 		add(t.CtxDoneNS, t.GenDispatchNS)
 	} else {
-		add(t.GenHeadersNS, t.CtxDispatchNS)
+		add(t.CtxPrepareNS, t.CtxDispatchNS)
 	}
 	add(&s.received, first)
 	if s.admittedNS != 0 {

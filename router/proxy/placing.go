@@ -7,14 +7,14 @@ import (
 	"meridian.internal/shared/api"
 )
 
-// ask is what a sub-request wants from the pool.
-func (b *sub) ask(tried *exclusions) pool.Ask {
+// ask is what a sub-request wants from the pool after so many tokens were given.
+func (b *sub) ask(tried *exclusions, given int) pool.Ask {
 	p := b.s.p
 	tokens := len(b.ids)
 	if tokens == 0 {
 		tokens = len(b.s.req.Body) / 4 // text that is not tokenized here: a rough guess
 	}
-	tokens += len(b.given) // a resumed answer is prefilled too
+	tokens += given // a resumed answer is prefilled too
 	if b.ids != nil && b.blocks == nil {
 		b.blocks = p.o.Pool.Hash(b.s.req.Model, b.ids)
 	}

@@ -71,6 +71,7 @@ type Options struct {
 	MaxRunning int           // sub-requests that run at a time; 0: twice what the generation nodes have slots for
 	Queue      int           // sub-requests that may wait for that; 0: 1,024
 	QueueTime  time.Duration // longest wait; 0: 10 s
+	Hedge      float64       // quantile of prefill times after which a second context node computes a prompt too; 0: never
 }
 
 // Proxy serves requests. Safe for concurrent use.
@@ -102,6 +103,9 @@ func New(o Options) (*Proxy, error) {
 	}
 	if o.Pool == nil || o.Client == nil || o.Steady == nil || o.Name == "" {
 		return nil, fmt.Errorf("%w: name, pool, client and clock are needed", ErrOptions)
+	}
+	if o.Hedge < 0 || o.Hedge >= 1 {
+		return nil, fmt.Errorf("%w: hedge quantile %v: want 0 or more, and less than 1", ErrOptions, o.Hedge)
 	}
 	if o.Begin == nil {
 		o.Begin = func(string) {}
@@ -139,7 +143,7 @@ func New(o Options) (*Proxy, error) {
 	if o.QueueTime == 0 {
 		o.QueueTime = defaultQueueTime
 	}
-	health, door, all := newHealth(o.Steady.Now), newDoor(&o), &bodies{limit: o.MaxBodies}
+	health, door, all := newHealth(o.Steady.Now, o.Hedge), newDoor(&o), &bodies{limit: o.MaxBodies}
 	met, err := newMetrics(o.Metrics, health, door, all, o.Pool)
 	if err != nil {
 		return nil, err

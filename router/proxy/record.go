@@ -61,6 +61,9 @@ func (b *sub) tell(r *phase.Record) {
 		return
 	}
 	r.DisaggRequestID, r.Attempt, r.Stamps = a.id, a.n, a.stamps
+	if a.serving != nil {
+		r.DisaggRequestID = a.serving.id
+	}
 	if a.choice != nil {
 		r.Decision, r.Style = &a.choice.Decision, a.style
 	}
@@ -82,8 +85,15 @@ func (s *session) legs() []phase.Leg {
 	legs := []phase.Leg{}
 	for _, b := range s.subs {
 		for _, a := range b.tries {
-			if a.ctxLeg != nil {
-				legs = append(legs, *a.ctxLeg)
+			for _, c := range a.calls {
+				if c.leg == nil {
+					continue
+				}
+				leg := *c.leg
+				if ns := c.releasedNS.Load(); ns != 0 {
+					leg.ReleasedNS = &ns
+				}
+				legs = append(legs, leg)
 			}
 			if a.genLeg != nil {
 				legs = append(legs, *a.genLeg)

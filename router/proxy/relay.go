@@ -108,6 +108,7 @@ func (a *attempt) event(data []byte) *api.Error {
 		}
 		if a.stamps.FirstTokenNS == nil {
 			a.stamps.FirstTokenNS = a.stamps.LastTokenNS
+			a.kvThere.Store(true)
 			if a.style == Aggregated {
 				a.choice.Gen.PrefillDone()
 			}

@@ -61,7 +61,9 @@ func (a *attempt) end(e *api.Error) {
 		if a.fault == "" {
 			a.fault = faultOf(a, e)
 		}
-		a.mark("ctx", a.ctxLeg, e)
+		if a.serving != nil {
+			a.mark("ctx", a.serving.leg, e)
+		}
 		a.mark("gen", a.genLeg, e)
 	}
 	a.choice.Release()
@@ -97,14 +99,9 @@ func (b *sub) again(ctx context.Context, a *attempt, e *api.Error, progress bool
 	if ctx.Err() != nil || !e.Retryable || (b.started && !b.resumable()) {
 		return false
 	}
-	// What a node's death breaks may go on once for nothing: it hits all its requests at one moment, and no later ones, so
-	// that these retries cannot multiply. All others come out of the budget.
-	broke := a.broke.Load() || e.Stage == "kv"
-	if free := progress || broke && !b.moved; !free && !p.health.takeRetry() {
-		p.met.retryRefused.Inc()
+	if !progress && !b.pays(a.broke.Load() || e.Stage == "kv") {
 		return false
 	}
-	b.moved = b.moved || broke
 	if b.resumable() {
 		p.met.resumes.Inc()
 	} else {
@@ -112,6 +109,18 @@ func (b *sub) again(ctx context.Context, a *attempt, e *api.Error, progress bool
 	}
 	p.met.retries.WithLabelValues(e.Stage).Inc()
 	p.o.Logger.Warn("trying again", "request_id", b.s.id, "stage", e.Stage, "leg", a.fault, "tokens", len(b.given), "error", e.Message)
+	return true
+}
+
+// pays takes a retry out of the budget. What a node's death broke may go on once for nothing: it hits all its requests at one
+// moment, and no later ones, so that these retries cannot multiply.
+func (b *sub) pays(broke bool) bool {
+	p := b.s.p
+	if free := broke && !b.moved; !free && !p.health.takeRetry() {
+		p.met.retryRefused.Inc()
+		return false
+	}
+	b.moved = b.moved || broke
 	return true
 }
 
@@ -131,6 +140,9 @@ func (b *sub) fits(c *pool.Choice) bool {
 func (x *exclusions) add(a *attempt) {
 	if a.fault == "ctx" {
 		x.ctx = append(x.ctx, a.choice.Ctx.Name)
+		for _, c := range a.calls {
+			x.ctx = append(x.ctx, c.lease.Name)
+		}
 	} else {
 		x.gen = append(x.gen, a.choice.Gen.Name)
 	}

@@ -57,6 +57,7 @@ func (l *Line) phasesOf(r *Phase) phaseChain {
 			pc.a = p
 		case p.Role == phase.Gen:
 			pc.g = p
+		case pc.c != nil && p.Disagg != r.Disagg: // another one served
 		default:
 			pc.c = p
 		}

@@ -32,6 +32,7 @@ const (
 	streamed
 	unstreamed
 	several // the last token was read after the first
+	moved   // more than one context leg was sent
 	chunked // no condition: expands to one span per prefill chunk and per wait between two
 	resumed // no condition: a resume that lies within splits it
 )
@@ -64,6 +65,7 @@ var genFirst = []stage{
 	{name: "gen_admit", from: "G.started_ns|G.parsed_ns", to: "G.admitted_ns", need: "G"},
 	{name: "kv_open", from: "G.admitted_ns", to: "G.headers_sent_ns", need: "G"},
 	{name: "gen_headers_return", from: "G.headers_sent_ns", to: "R.gen_headers_ns", need: "G"},
+	{name: "ctx_retry", from: "R.gen_headers_ns", to: "R.ctx_prepare_ns", when: moved},
 	{name: "ctx_prepare", from: "R.ctx_prepare_ns", to: "R.ctx_dispatch_ns"},
 	{name: "remote", from: "R.ctx_dispatch_ns", to: "R.first_token_ns", lack: "CG"},
 	{name: "ctx_dispatch", from: "R.ctx_dispatch_ns", to: "C.receive_ns", need: "CG"},
@@ -81,6 +83,7 @@ var genFirst = []stage{
 
 // ctxFirst: prefill, then the gen node fetches the KV.
 var ctxFirst = []stage{
+	{name: "ctx_retry", from: "R.placed_ns", to: "R.ctx_prepare_ns", when: moved},
 	{name: "ctx_prepare", from: "R.ctx_prepare_ns", to: "R.ctx_dispatch_ns"},
 	{name: "ctx_leg", from: "R.ctx_dispatch_ns", to: "R.ctx_done_ns", lack: "C"},
 	{name: "ctx_dispatch", from: "R.ctx_dispatch_ns", to: "C.receive_ns", need: "C"},
@@ -142,6 +145,8 @@ func newChain(sources []*source, router *phase.Record) chain {
 			to = &ch.a
 		case r.Role == phase.Gen:
 			to = &ch.g
+		case ch.c != nil && r.DisaggRequestID != router.DisaggRequestID:
+			continue // it computed the prompt too, and another one served
 		}
 		*to = s
 	}
@@ -184,13 +189,23 @@ func (ch chain) holds(st *stage) bool {
 		true bool
 	}{
 		{firstTry, r.Attempt == 0}, {retried, r.Attempt > 0}, {streamed, r.Streamed}, {unstreamed, !r.Streamed},
-		{several, first != nil && last != nil && *last != *first},
+		{several, first != nil && last != nil && *last != *first}, {moved, ctxLegs(r) > 1},
 	} {
 		if st.when&c.bit != 0 && !c.true {
 			return false
 		}
 	}
 	return true
+}
+
+// ctxLegs counts the context legs of the attempt that r tells of.
+func ctxLegs(r *phase.Record) (n int) {
+	for _, l := range r.Legs {
+		if l.Role == phase.Ctx && l.Sub == r.Sub && l.Attempt == r.Attempt {
+			n++
+		}
+	}
+	return n
 }
 
 // end is one end of a span.

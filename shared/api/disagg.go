@@ -3,7 +3,10 @@
 // bytes; it serves nothing.
 package api
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"io"
+)
 
 // Request types of disaggregated_params.
 const (
@@ -35,6 +38,19 @@ type DisaggParams struct {
 	CtxUsage           *Usage          `json:"ctx_usage,omitempty"`
 }
 
+// ReadDisagg reads disaggregated_params that stand alone.
+func ReadDisagg(r io.Reader) (*DisaggParams, error) {
+	b, err := io.ReadAll(r)
+	if err != nil {
+		return nil, Invalid("", "read the body: %v", err)
+	}
+	p := &DisaggParams{}
+	if err := json.Unmarshal(b, p); err != nil {
+		return nil, Invalid("", "want an object of disaggregated_params: %v", err)
+	}
+	return p, nil
+}
+
 // Usage is OpenAI's usage object.
 type Usage struct {
 	PromptTokens        int                  `json:"prompt_tokens"`
@@ -58,6 +74,7 @@ const (
 	HeaderProbe         = "X-Meridian-Probe"       // "1": qualification, warm-up, health generation
 	HeaderDeadline      = "X-Meridian-Deadline-Ms" // milliseconds that the request may still take
 	HeaderStreamed      = "X-Meridian-Streamed"    // "1" when the client asked for a stream
+	HeaderKVWait        = "X-Meridian-Kv-Wait-Ms"  // milliseconds that a generation leg may wait for another source when its KV breaks off
 	HeaderTraceparent   = "Traceparent"
 	HeaderReturnMetrics = "X-TRTLLM-return-metrics" // exactly "1"
 	HeaderClockSync     = "X-TRTLLM-Clock-Sync"

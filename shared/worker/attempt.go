@@ -25,6 +25,7 @@ type origin struct {
 	probe       bool
 	streamed    *bool
 	limit       time.Duration
+	kvWait      time.Duration
 	metrics     bool
 }
 
@@ -45,11 +46,11 @@ func readOrigin(h http.Header, receivedNS int64, mint func() string) (origin, *a
 		b := v == "1"
 		o.streamed = &b
 	}
-	var ms int
+	var ms, waitMS int
 	for _, n := range []struct {
 		header string
 		to     *int
-	}{{api.HeaderSub, &o.sub}, {api.HeaderAttempt, &o.attempt}, {api.HeaderDeadline, &ms}} {
+	}{{api.HeaderSub, &o.sub}, {api.HeaderAttempt, &o.attempt}, {api.HeaderDeadline, &ms}, {api.HeaderKVWait, &waitMS}} {
 		v := h.Get(n.header)
 		if v == "" {
 			continue
@@ -60,7 +61,7 @@ func readOrigin(h http.Header, receivedNS int64, mint func() string) (origin, *a
 		}
 		*n.to = i
 	}
-	o.limit = time.Duration(ms) * time.Millisecond
+	o.limit, o.kvWait = time.Duration(ms)*time.Millisecond, time.Duration(waitMS)*time.Millisecond
 	return o, nil
 }
 

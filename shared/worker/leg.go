@@ -28,10 +28,12 @@ type Leg struct {
 	Disagg  *api.DisaggParams // nil: none was given
 	Style   string            // generation_first, context_first, aggregated
 	Limit   time.Duration     // what is left of the request's time; 0: no limit was given
+	KVWait  time.Duration     // how long to wait for another source when the KV breaks off
 
 	Answer   *api.DisaggParams   // set by a Runner: disaggregated_params of the choice
 	Transfer *phase.Transfer     // set by a Runner: the hand-over as this side saw it, once it is known
 	Held     *infer.Report       // set by a Runner: what its place and blocks cost, should the sequence never start
+	Handle   int64               // set by a Runner: the disagg_request_id under which the KV came, if it is not the leg's own
 	Taken    int                 // set by a Runner: first tokens that another node sampled; the record counts them there
 	Settle   func() *phase.Error // set by a Runner: waits for what goes on after the answer, and fills Transfer; the record waits for it
 

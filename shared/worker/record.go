@@ -64,6 +64,9 @@ func (a *attempt) fill() {
 		rec.Outcome, rec.FinishReason = outcomeOf(a.failure, a.seq != nil), ""
 		rec.Error = recordError(a.failure)
 	}
+	if a.leg.Handle != 0 {
+		rec.DisaggRequestID = a.leg.Handle
+	}
 	s.EndNS = stamp(a.n.o.Steady.Now())
 }
 

@@ -117,7 +117,7 @@ func (k *call) add(kind infer.Kind, prompt []int32, budget, index int) {
 			StopTokens: k.r.StopTokenIDs, IgnoreEOS: k.r.IgnoreEOS, Priority: k.r.Priority, ReturnPerfMetrics: k.o.metrics || n.o.ReturnPerfMetrics,
 			Probe: k.o.probe,
 		},
-		Disagg: k.r.Disagg, Style: styleOf(k.r.Disagg), Limit: k.o.limit, index: index, now: n.o.Steady.Now,
+		Disagg: k.r.Disagg, Style: styleOf(k.r.Disagg), Limit: k.o.limit, KVWait: k.o.kvWait, index: index, now: n.o.Steady.Now,
 	}
 	now := n.o.Steady.Now()
 	if l.Limit > 0 {

@@ -106,7 +106,7 @@ func (d *daemon) openBus(ctx context.Context) (err error) {
 
 func (d *daemon) openPool(context.Context) (err error) {
 	index := prefix.New(0)
-	o := pool.Options{LocalMax: d.o.LocalPrefill, Qualify: true, Index: index, Static: d.o.statics(), Now: d.steady.Now, Logger: d.log}
+	o := pool.Options{LocalMax: d.o.LocalPrefill, Qualify: d.o.Qualify != "none", TrustForeign: d.o.Qualify == "own", Index: index, Static: d.o.statics(), Now: d.steady.Now, Logger: d.log}
 	o.CtxPolicy, o.GenPolicy = d.o.policies()
 	o.Client = &http.Client{Transport: d.cluster.Transport(&http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute})}
 	if d.conn != nil {
@@ -169,7 +169,7 @@ func (d *daemon) openProxy(context.Context) (err error) {
 		Tokenizers: d.tokens, Keys: d.keys,
 		Record: d.lines.add, Begin: d.lines.collector.Begin, Expect: d.lines.collector.Expect, Timelines: d.lines.reader(), Estimate: d.clocks.Newest, Exchange: d.clocks.Exchange, Metrics: d.metrics, Logger: d.log,
 		NoBus: d.conn == nil, MaxBody: d.o.MaxBody, MaxBodies: d.o.MaxBodies, Timeout: d.o.Timeout, ClientIdle: d.o.ClientIdle,
-		MaxRunning: d.o.MaxRunning, Queue: d.o.Queue, QueueTime: d.o.QueueTime,
+		MaxRunning: d.o.MaxRunning, Queue: d.o.Queue, QueueTime: d.o.QueueTime, Hedge: d.o.Hedge,
 	})
 	return err
 }

@@ -21,7 +21,7 @@ func TestValidate(t *testing.T) {
 	cases := map[string]func(*options){
 		"--name": func(o *options) { o.Name = "a b" }, "--embedded-nats": func(o *options) { o.EmbeddedNats = true },
 		"--grace": func(o *options) { o.Grace = -1 }, "--timeout": func(o *options) { o.Timeout = 0 },
-		"--max-running": func(o *options) { o.MaxRunning = -1 }, "--queue": func(o *options) { o.Queue = 0 }, "--queue-time": func(o *options) { o.QueueTime = 0 },
+		"--max-running": func(o *options) { o.MaxRunning = -1 }, "--hedge-quantile": func(o *options) { o.Hedge = 1 }, "--queue": func(o *options) { o.Queue = 0 }, "--queue-time": func(o *options) { o.QueueTime = 0 },
 		"--client-idle": func(o *options) { o.ClientIdle = 0 }, "--max-body": func(o *options) { o.MaxBody = 1 },
 		"--max-bodies": func(o *options) { o.MaxBodies = 1 << 20 },
 		"--traces":     func(o *options) { o.Traces = "" }, "--ctx": func(o *options) { o.Ctx = []string{"a:1"} },

@@ -1,0 +1,57 @@
+package chaos
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"meridian.internal/e2e/cluster"
+)
+
+// TestAStalledPrefillIsHedged: a context node stops without a word. Before anybody knows, requests that it holds get a second
+// prefill elsewhere; their generation legs keep their admission, and the text is the one that they would have said.
+func TestAStalledPrefillIsHedged(t *testing.T) {
+	r := start(t, cluster.Config{Ctx: 2, Gen: 1, RouterArgs: []string{"--hedge-quantile=0.9"}})
+	for i := range 24 { // what a prefill takes
+		r.ok(t, fmt.Sprintf("before-%d", i))
+	}
+	want := r.send("undisturbed", fields(20, 5))
+	if err := want.wait(t, 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	victim := r.Find("ctx0")
+	if err := victim.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 4 {
+		r.ok(t, fmt.Sprintf("stalled-%d", i))
+	}
+	if err := victim.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if m := r.metrics(t, r.Routers[0]); !strings.Contains(m, `meridian_router_hedges_total{result="won"}`) {
+		t.Error("no second prefill has won")
+	}
+	hedged := 0
+	for i := range 4 {
+		l, err := r.client.Timeline(r.ctx, fmt.Sprintf("stalled-%d", i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if attempts(l, "ctx") > 1 && attempts(l, "gen") != 1 || l.Outcome != "finished" || l.NegativeSpans > 0 || len(l.Violations) > 0 {
+			t.Errorf("request %d: %s, attempts %+v, %d negative spans, violations %v", i, l.Outcome, l.Attempts, l.NegativeSpans, l.Violations)
+		}
+		hedged += attempts(l, "ctx") - 1
+	}
+	if hedged == 0 {
+		t.Error("no request has two prefills in its timeline")
+	}
+	r.idle(t, 15*time.Second)
+	var held map[string]int
+	r.poll(t, 15*time.Second, "not every reservation is back", func() bool {
+		held = r.held(t)
+		return grownSince(held, held) == "" // the router's counts are 0
+	})
+}
