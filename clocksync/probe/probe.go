@@ -122,7 +122,11 @@ func (p *Prober) Burst(ctx context.Context, n int) (Burst, error) {
 	if p.web == nil {
 		return Burst{}, fmt.Errorf("%w: %s", ErrNoReply, p.opts.ClockAddr)
 	}
-	return p.web.burst(ctx, n)
+	b, err := p.web.burst(ctx, n)
+	if err != nil {
+		p.rest = 0 // the peer is away, which says nothing against UDP
+	}
+	return b, err
 }
 
 // finish checks a burst and fills in what follows from its exchanges.
