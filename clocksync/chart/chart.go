@@ -8,6 +8,7 @@ import (
 	"image/color"
 	"io"
 	"math"
+	"slices"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -37,7 +38,18 @@ type Series struct {
 	Upper    []float64
 	Bound    []float64
 	RTT      []float64
-	SkewPPM  float64 // slope of that line
+	State    []clock.State
+	Steps    []int   // indices before which the clock was stepped
+	SkewPPM  float64 // slope of that line, which is the best one since the newest step
+}
+
+// maxSkew is what separates a step from a fast clock, in s/s.
+const maxSkew = 500e-6
+
+// stepped says that no clock goes from a to b without a step.
+func stepped(a, b clock.Published) bool {
+	d := math.Abs(float64(b.OffsetNS - a.OffsetNS))
+	return d > float64(a.BoundNS()+b.BoundNS())+maxSkew*math.Abs(float64(b.AtNS-a.AtNS))
 }
 
 // Of prepares the estimates of one pair of clocks, oldest first. Where the clock changed its epoch only the newest is
@@ -59,7 +71,16 @@ func Of(es []clock.Published) (Series, error) {
 	s := Series{Title: fmt.Sprintf("%s against %s, %s", last.Node, reference(last), last.State)}
 	x := func(e clock.Published) float64 { return float64(e.AtNS-last.AtNS) * 1e-9 }
 	y := func(ns int64) float64 { return float64(ns-last.OffsetNS) * 1e-3 }
-	a, b := straight(use, x, func(e clock.Published) float64 { return y(e.OffsetNS) })
+	for i := 1; i < len(use); i++ {
+		if stepped(use[i-1], use[i]) {
+			s.Steps = append(s.Steps, i)
+		}
+	}
+	since := 0
+	if n := len(s.Steps); n > 0 {
+		since = s.Steps[n-1]
+	}
+	a, b := straight(use[since:], x, func(e clock.Published) float64 { return y(e.OffsetNS) })
 	s.SkewPPM = b
 	for _, e := range use {
 		t := x(e)
@@ -70,6 +91,7 @@ func Of(es []clock.Published) (Series, error) {
 		s.Upper = append(s.Upper, y(e.UpperNS)-l)
 		s.Bound = append(s.Bound, float64(e.BoundNS())*1e-3)
 		s.RTT = append(s.RTT, float64(e.RTTNS)*1e-3)
+		s.State = append(s.State, e.State)
 	}
 	return s, nil
 }
@@ -134,7 +156,19 @@ func tile(c draw.Canvas, plots []*plot.Plot) {
 var (
 	ink   = color.RGBA{0x1f, 0x4e, 0x79, 0xff}
 	shade = color.RGBA{0xc9, 0xdc, 0xee, 0xff}
+	alarm = color.RGBA{0xc0, 0x39, 0x2b, 0xff}
+	amber = color.RGBA{0xd6, 0x89, 0x10, 0xff}
 )
+
+// marks are the states that are shown on the curves, and how.
+var marks = []struct {
+	name   string
+	color  color.Color
+	states []clock.State
+}{
+	{"holdover or joining", amber, []clock.State{clock.Holdover, clock.Joining}},
+	{"suspect, quarantined or void", alarm, []clock.State{clock.Suspect, clock.Quarantined, clock.Void}},
+}
 
 func (s Series) plots() ([]*plot.Plot, error) {
 	var out []*plot.Plot
@@ -155,21 +189,9 @@ func (s Series) plots() ([]*plot.Plot, error) {
 			p.Y.Min = 0
 		}
 		p.Add(plotter.NewGrid())
-		if i == 0 {
-			band, err := plotter.NewPolygon(s.band())
-			if err != nil {
-				return nil, fmt.Errorf("draw bound: %w", err)
-			}
-			band.Color = shade
-			band.LineStyle.Width = 0
-			p.Add(band)
-		}
-		line, err := plotter.NewLine(points(s.T, c.values))
-		if err != nil {
+		if err := s.curve(p, c.values, i == 0); err != nil {
 			return nil, fmt.Errorf("draw %s: %w", c.title, err)
 		}
-		line.Color = ink
-		p.Add(line)
 		if p.Y.Max <= p.Y.Min || math.IsInf(p.Y.Max, 0) {
 			p.Y.Max = p.Y.Min + 1
 		}
@@ -181,15 +203,79 @@ func (s Series) plots() ([]*plot.Plot, error) {
 		if p.X.Max <= p.X.Min {
 			p.X.Min, p.X.Max = -1, 0
 		}
+		if err := s.marked(p, c.values, i == 0); err != nil {
+			return nil, fmt.Errorf("draw %s: %w", c.title, err)
+		}
 		out = append(out, p)
 	}
 	return out, nil
 }
 
+// curve draws values, interrupted where the clock was stepped, over the band of the bounds.
+func (s Series) curve(p *plot.Plot, values []float64, band bool) error {
+	from := 0
+	for _, to := range append(s.Steps[:len(s.Steps):len(s.Steps)], len(s.T)) {
+		if band {
+			b, err := plotter.NewPolygon(s.band(from, to))
+			if err != nil {
+				return err
+			}
+			b.Color = shade
+			b.LineStyle.Width = 0
+			p.Add(b)
+		}
+		line, err := plotter.NewLine(points(s.T[from:to], values[from:to]))
+		if err != nil {
+			return err
+		}
+		line.Color = ink
+		p.Add(line)
+		from = to
+	}
+	return nil
+}
+
+// marked draws a dashed line at each step, and a dot at each estimate of a state that is not as it should be.
+func (s Series) marked(p *plot.Plot, values []float64, legend bool) error {
+	for i, at := range s.Steps {
+		x := (s.T[at-1] + s.T[at]) / 2
+		line, err := plotter.NewLine(plotter.XYs{{X: x, Y: p.Y.Min}, {X: x, Y: p.Y.Max}})
+		if err != nil {
+			return err
+		}
+		line.Color, line.Dashes = alarm, []vg.Length{vg.Points(4), vg.Points(3)}
+		p.Add(line)
+		if legend && i == 0 {
+			p.Legend.Add("step", line)
+		}
+	}
+	for _, m := range marks {
+		var xy plotter.XYs
+		for i, st := range s.State {
+			if slices.Contains(m.states, st) {
+				xy = append(xy, plotter.XY{X: s.T[i], Y: values[i]})
+			}
+		}
+		if len(xy) == 0 {
+			continue
+		}
+		dots, err := plotter.NewScatter(xy)
+		if err != nil {
+			return err
+		}
+		dots.Color, dots.Radius, dots.Shape = m.color, vg.Points(1.8), draw.CircleGlyph{}
+		p.Add(dots)
+		if legend {
+			p.Legend.Add(m.name, dots)
+		}
+	}
+	return nil
+}
+
 // band runs along the lower bounds and back along the upper ones.
-func (s Series) band() plotter.XYs {
-	xy := points(s.T, s.Lower)
-	for i := len(s.T) - 1; i >= 0; i-- {
+func (s Series) band(from, to int) plotter.XYs {
+	xy := points(s.T[from:to], s.Lower[from:to])
+	for i := to - 1; i >= from; i-- {
 		xy = append(xy, plotter.XY{X: s.T[i], Y: s.Upper[i]})
 	}
 	return xy

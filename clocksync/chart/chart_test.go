@@ -61,6 +61,43 @@ func TestOnlyTheNewestEpochIsDrawn(t *testing.T) {
 	}
 }
 
+// A clock that was stepped has the slope of the stretch since, and states that are not as they should be are marked.
+func TestAStepAndBadStatesAreShown(t *testing.T) {
+	es := straightClock(40)
+	for i := range es[20:] {
+		e := &es[20+i].Estimate
+		e.OffsetNS, e.LowerNS, e.UpperNS = e.OffsetNS-3e6, e.LowerNS-3e6, e.UpperNS-3e6
+		e.State = clock.Suspect
+	}
+	es[10].State = clock.Holdover
+	s, err := Of(es)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Steps) != 1 || s.Steps[0] != 20 || math.Abs(s.SkewPPM-20) > 1e-6 {
+		t.Errorf("steps %v, skew %v ppm", s.Steps, s.SkewPPM)
+	}
+	for i, want := range map[int]float64{0: 3000, 19: 3000, 20: 0, 39: 0} {
+		if math.Abs(s.Residual[i]-want) > 1e-3 {
+			t.Errorf("residual %d is %v, want %v", i, s.Residual[i], want)
+		}
+	}
+	var svg bytes.Buffer
+	if err := s.Write(&svg, "svg"); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{">step<", ">holdover or joining<", ">suspect, quarantined or void<"} {
+		if !strings.Contains(svg.String(), want) {
+			t.Errorf("no legend %s", want)
+		}
+	}
+	// A clock that is only fast, and one whose bound is wide, are not stepped.
+	fast := []clock.Published{at(local, 0, 0), at(local, 10, 4_900_000)}
+	if s, err := Of(fast); err != nil || len(s.Steps) > 0 {
+		t.Errorf("steps %v, %v", s.Steps, err)
+	}
+}
+
 func TestBothFormatsAreWellFormed(t *testing.T) {
 	for _, n := range []int64{1, 2, 60} {
 		s, err := Of(straightClock(n))

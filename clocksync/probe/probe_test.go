@@ -138,6 +138,37 @@ func TestWithoutAnAnswerOverUDPTheProberGoesOnOverHTTP(t *testing.T) {
 	}
 }
 
+// A peer that was away is asked over UDP as soon as it is back: that it did not answer over HTTP either says nothing against UDP.
+func TestAPeerThatWasAwayIsAskedOverUDPAgain(t *testing.T) {
+	first, err := respond.Listen("127.0.0.1:0", steady(t, clock.Options{}), respond.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := first.Addr().String()
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	if err := first.Serve(gone); err != nil { // closes the socket
+		t.Fatal(err)
+	}
+	p := prober(t, steady(t, clock.Options{}), Options{ClockAddr: addr, URL: "http://127.0.0.1:1", Timeout: 50 * time.Millisecond})
+	for range udpTries + 3 {
+		if b, err := p.Burst(t.Context(), 1); err == nil {
+			t.Fatalf("nobody answered: %+v", b)
+		}
+	}
+	back, err := respond.Listen(addr, steady(t, clock.Options{}), respond.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- back.Serve(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	if b, err := p.Burst(t.Context(), 1); err != nil || b.Transport == HTTP {
+		t.Errorf("back again: %+v %v", b, err)
+	}
+}
+
 func TestAWrongKeyAndStrangersGetNoAnswer(t *testing.T) {
 	r := serve(t, steady(t, clock.Options{}), respond.Options{Key: []byte("right")})
 	p := prober(t, steady(t, clock.Options{}), Options{ClockAddr: r.Advertised("127.0.0.1"), Key: []byte("wrong"), Timeout: 20 * time.Millisecond})
