@@ -36,7 +36,7 @@ type layout struct {
 	Traces    string                   `help:"Folder for timelines; empty: traces in the run folder." placeholder:"DIR" type:"path"`
 	TimeShift map[string]time.Duration `help:"Start a node under a clock that is ahead by whole seconds (a time namespace; needs root)." placeholder:"NODE=DURATION"`
 	Shuttle   map[string]string        `help:"Start a node behind a path of known delay to it and back, and jitter (a network namespace; needs root)." placeholder:"NODE=THERE/BACK[/JITTER]"`
-	NodeFlag  map[string]string        `help:"Further option of one node, as in gen0=--fault-clock-lie=1ms, or of all: all=--iter-publish. MERIDIAN_* is not passed on." placeholder:"NODE=FLAG"`
+	NodeFlag  []string                 `help:"Further option of one node, as in gen0=--fault-clock-lie=1ms, or of all: all=--iter-publish; may be given several times. MERIDIAN_* is not passed on." placeholder:"NODE=FLAG" sep:"none"`
 	Token     string                   `help:"File with the secret of the cluster: every daemon gets it as --cluster-token, and takes only those who know it." name:"cluster-token" placeholder:"FILE" type:"path"`
 	Dir       string                   `help:"Run folder for logs and state; empty: a new one for temporary files." placeholder:"DIR" type:"path"`
 }
@@ -84,8 +84,10 @@ func (l layout) config(log *slog.Logger) (cluster.Config, error) {
 	if l.Token != "" {
 		args = []string{"--cluster-token", l.Token}
 	}
-	if flag, ok := l.NodeFlag[allNodes]; ok {
-		nodeArgs = append(nodeArgs, flag)
+	for _, f := range l.NodeFlag {
+		if flag, ok := strings.CutPrefix(f, allNodes+"="); ok {
+			nodeArgs = append(nodeArgs, flag)
+		}
 	}
 	return cluster.Config{
 		Args: args, NodeArgs: nodeArgs, Places: places, Bin: bin, Dir: dir, Traces: traces, Ctx: l.Ctx, Gen: l.Gen, Model: l.Model, Device: l.Device, Logger: log,
@@ -109,8 +111,12 @@ func (l layout) places() (map[string]cluster.Place, error) {
 		p.There, p.Back = there, back
 		places[name] = p
 	}
-	for name, flag := range l.NodeFlag {
-		if name == allNodes {
+	for _, f := range l.NodeFlag {
+		name, flag, ok := strings.Cut(f, "=")
+		switch {
+		case !ok:
+			return nil, fmt.Errorf("--node-flag %s: want NODE=FLAG", f)
+		case name == allNodes:
 			continue
 		}
 		p := places[name]
