@@ -19,32 +19,39 @@ const onlyWhen = "; absent while "
 
 var inQuotes = regexp.MustCompile("`([a-z0-9_]+)`")
 
-// namesOf gives the names in the first column of the table, and whether each is always there.
-func namesOf(t *testing.T) map[string]bool {
+// nodes is the heading after which the page is about nodes.
+const nodes = "# Metrics of a node"
+
+// documented gives the names in the first columns of the tables of a part of the page, and whether each is always there.
+func documented(t *testing.T, part, prefix string) map[string]bool {
 	t.Helper()
-	b, err := os.ReadFile(docs)
-	if err != nil {
-		t.Fatal(err)
-	}
 	names := map[string]bool{}
-	for line := range strings.Lines(string(b)) {
+	for line := range strings.Lines(part) {
 		cells := strings.Split(line, "|")
 		if len(cells) < 4 {
 			continue
 		}
 		for _, m := range inQuotes.FindAllStringSubmatch(cells[1], -1) {
-			names["meridian_router_"+m[1]] = !strings.Contains(line, onlyWhen)
+			names[prefix+m[1]] = !strings.Contains(line, onlyWhen)
 		}
 	}
 	if len(names) < 20 {
-		t.Fatalf("%d names in %s", len(names), docs)
+		t.Fatalf("%d names of %s in %s", len(names), prefix, docs)
 	}
 	return names
 }
 
-// documented holds docs/metrics.md to the router's /metrics in both directions, and has promtool read those of everybody.
-func documented(t *testing.T, c *cluster.Cluster) {
-	var text string
+// metricsAreDocumented holds docs/metrics.md to the /metrics of routers and nodes in both directions, and has promtool read
+// those of everybody.
+func metricsAreDocumented(t *testing.T, c *cluster.Cluster) {
+	b, err := os.ReadFile(docs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ofRouter, ofNode, ok := strings.Cut(string(b), nodes)
+	if !ok {
+		t.Fatalf("%s has no %q", docs, nodes)
+	}
 	for _, p := range c.All() {
 		if !p.Running() {
 			continue
@@ -57,25 +64,40 @@ func documented(t *testing.T, c *cluster.Cluster) {
 		if status != 200 {
 			t.Fatalf("%s: %d %s", p.Name, status, body)
 		}
-		if p.Kind == "router" {
-			text = body
+		switch p.Kind {
+		case "router":
+			names := documented(t, ofRouter, "meridian_router_")
+			if gen := c.Find("gen0"); gen != nil && !gen.Running() {
+				names["meridian_router_breaker_state"] = true
+			}
+			compare(t, p.Name, names, namesIn(body, "meridian_router_"))
+		case "ctxnode", "gennode":
+			compare(t, p.Name, documented(t, ofNode, "meridian_"), namesIn(body, "meridian_"))
 		}
 		promtool(t, p.Name, body)
 	}
-	have := map[string]bool{}
+}
+
+func namesIn(text, prefix string) map[string]bool {
+	names := map[string]bool{}
 	for line := range strings.Lines(text) {
-		if f := strings.Fields(line); len(f) == 4 && f[1] == "TYPE" && strings.HasPrefix(f[2], "meridian_router_") {
-			have[f[2]] = true
+		if f := strings.Fields(line); len(f) == 4 && f[1] == "TYPE" && strings.HasPrefix(f[2], prefix) {
+			names[f[2]] = true
 		}
 	}
-	for name, always := range namesOf(t) {
-		if !have[name] && (always || c.Find("gen0") != nil && !c.Find("gen0").Running() && strings.HasSuffix(name, "_breaker_state")) {
-			t.Errorf("%s is documented, and not at /metrics", name)
+	return names
+}
+
+func compare(t *testing.T, who string, documented, have map[string]bool) {
+	for name, always := range documented {
+		if always && !have[name] {
+			t.Errorf("%s is documented, and not at /metrics of %s", name, who)
 		}
-		delete(have, name)
 	}
 	for name := range have {
-		t.Errorf("%s is at /metrics, and not in %s", name, docs)
+		if _, ok := documented[name]; !ok {
+			t.Errorf("%s is at /metrics of %s, and not in %s", name, who, docs)
+		}
 	}
 }
 

@@ -104,7 +104,7 @@ func TestAClusterWithASecret(t *testing.T) {
 	})
 	t.Run("and may ask what its request cost", func(t *testing.T) { cost(t, router) })
 	t.Run("strangers are not", func(t *testing.T) { strangers(t, router, ctxNode, genNode) })
-	t.Run("every metric that is documented is there", func(t *testing.T) { documented(t, c) })
+	t.Run("every metric that is documented is there", func(t *testing.T) { metricsAreDocumented(t, c) })
 	t.Run("NATS takes nobody without the secret", func(t *testing.T) {
 		if nc, err := nats.Connect(c.NATS, nats.Timeout(5*time.Second)); err == nil {
 			nc.Close()
@@ -141,7 +141,7 @@ func died(t *testing.T, c *cluster.Cluster) {
 	if status, body := ask(t, "POST", c.URL()+"/v1/completions", `{"model":"`+model+`","prompt":"x","max_tokens":2}`, client); status < 500 {
 		t.Errorf("without a generation node: %d %s", status, body)
 	}
-	documented(t, c)
+	metricsAreDocumented(t, c)
 }
 
 func TestAClusterOfCertificates(t *testing.T) {
