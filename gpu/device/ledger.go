@@ -18,7 +18,8 @@ func keepStatistics(cfg *engine.Config, s rows.Sink, info backend.Info) error {
 	if s.Interval > 0 {
 		c, err := stats.New(stats.Options{
 			Interval: s.Interval, KVInterval: s.KVInterval, MaxActive: cfg.MaxBatchSize, Put: s.Put, Memory: s.Memory,
-			BlockBytes: info.BlockBytes(0),
+			BlockBytes: blockBytes(info),
+			Violated:   func(err error) { cfg.Logger.Error("kv blocks are not conserved; rows count it", "error", err) },
 		})
 		if err != nil {
 			return err
@@ -43,13 +44,40 @@ func keepStatistics(cfg *engine.Config, s rows.Sink, info backend.Info) error {
 	return nil
 }
 
+// blockBytes is the size of a KV block of each group of layers.
+func blockBytes(info backend.Info) []int {
+	bytes := []int{info.BlockBytes(0)}
+	for i := range info.Windows {
+		bytes = append(bytes, info.BlockBytes(i+1))
+	}
+	return bytes
+}
+
+// groups are the groups of layers that have bytes, as rows tell of them; nil if there is only one, whose layers see everything.
+func groups(info backend.Info) []rows.Group {
+	if len(info.Windows) == 0 {
+		return nil
+	}
+	var g []rows.Group
+	if n := info.BlockBytes(0); n > 0 {
+		g = append(g, rows.Group{Tokens: int64(info.ContextLen), BlockBytes: int64(n)})
+	}
+	for i, w := range info.Windows {
+		g = append(g, rows.Group{Tokens: int64(w.Tokens), Window: rows.Some(w.Tokens), BlockBytes: int64(info.BlockBytes(i + 1))})
+	}
+	return g
+}
+
 // Static is what the rows of the engine have in common.
 func (d *Device) Static(node, clockID string) rows.Static {
 	cfg := d.Engine.Config()
 	s := rows.Static{
 		Node: node, ClockID: clockID, Mode: "non_overlap", MaxBatchSize: int64(cfg.MaxBatchSize), MaxNumTokens: int64(cfg.MaxNumTokens),
 		TokensPerBlock: int64(d.Info.TokensPerBlock), BlockBytes: int64(d.Info.BlockBytes(0)),
-		Window: int64(d.Info.ContextLen), Tier: "host",
+		Window: int64(d.Info.ContextLen), Tier: "host", Groups: groups(d.Info),
+	}
+	if len(s.Groups) > 0 {
+		s.Window, s.BlockBytes = s.Groups[0].Tokens, s.Groups[0].BlockBytes
 	}
 	if cfg.Overlap {
 		s.Mode = "overlap"

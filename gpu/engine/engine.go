@@ -104,6 +104,7 @@ type Engine struct {
 	// Owned by the goroutine of Run.
 	pool      *kv.Pool   // of the layers that see everything; its windows are those of the others
 	windows   []*kv.Pool // in the order of info.Windows
+	full      bool       // there are layers that see everything; otherwise the blocks of pool have no bytes and are not counted
 	tiers     tiers
 	sched     *sched.Scheduler
 	flights   []*flight // submitted steps, oldest first; at most depth
@@ -150,7 +151,8 @@ func New(cfg Config, b backend.Backend) (*Engine, error) {
 	for _, w := range info.Windows {
 		e.pool.AddWindow(w.Tokens, w.Blocks, e.ahead())
 	}
-	e.windows = e.pool.Windows()
+	e.windows, e.full = e.pool.Windows(), info.GroupLayers(0) > 0
+	e.interval.WindowDecodeBlocks = make([]int, len(e.windows))
 	if err := e.openTiers(); err != nil {
 		return nil, err
 	}

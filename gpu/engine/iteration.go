@@ -19,7 +19,8 @@ type Iteration struct {
 
 	Batch
 	Running, Waiting int // sequences, after the step
-	KV               kv.Stats
+	// Pool has the KV blocks; its statistics are computed when they are asked for.
+	Pool *kv.Pool
 
 	NewRequests int   // accepted
 	NewActive   int   // got their first slot
@@ -38,9 +39,11 @@ type Iteration struct {
 	CachedHost   int // of CachedTokens, loaded from host memory
 	CachedDisk   int // and from disk
 	DecodeBlocks int // KV blocks that decode entries took
-	CopiedBlocks int // KV blocks copied inside the device, for prompts that share a part of a block
-	ProbeBlocks  int // new KV blocks of probes: no record has them
-	Requests     []RequestState
+	// WindowDecodeBlocks are those of each window.
+	WindowDecodeBlocks []int
+	CopiedBlocks       int // KV blocks copied inside the device, in each group of layers, for prompts that share a part of a block
+	ProbeBlocks        int // new KV blocks of probes: no record has them
+	Requests           []RequestState
 }
 
 // Batch counts what a batch holds and what waits for one. It is taken when the batch is built, before the forward changes
@@ -80,6 +83,11 @@ type RequestState struct {
 	Scheduled bool
 	Paused    bool
 	KV        infer.KVCounts
+}
+
+func (it *Iteration) reset() {
+	clear(it.WindowDecodeBlocks)
+	*it = Iteration{Requests: it.Requests, WindowDecodeBlocks: it.WindowDecodeBlocks}
 }
 
 func (it *Iteration) count(reason infer.FinishReason) {
@@ -168,10 +176,10 @@ func (e *Engine) iterated(f *flight, now int64) {
 	if e.cfg.RequestStates {
 		it.Requests = e.requestStates(it.Requests[:0], f.batch.Iter)
 	}
-	it.Running, it.Waiting, it.KV = len(e.sched.Running()), len(e.sched.Waiting()), e.pool.Stats()
+	it.Running, it.Waiting, it.Pool = len(e.sched.Running()), len(e.sched.Waiting()), e.pool
 	it.EndNS = e.cfg.Now()
 	e.cfg.OnIteration(it)
-	*it = Iteration{Requests: it.Requests}
+	it.reset()
 }
 
 // idled hands out what was counted since the last step, when there is no step in flight and none to submit.
@@ -181,10 +189,10 @@ func (e *Engine) idled() {
 	}
 	it := &e.interval
 	it.Iter, it.Requests = e.iter, it.Requests[:0]
-	it.Running, it.Waiting, it.KV = len(e.sched.Running()), len(e.sched.Waiting()), e.pool.Stats()
+	it.Running, it.Waiting, it.Pool = len(e.sched.Running()), len(e.sched.Waiting()), e.pool
 	it.EndNS = e.cfg.Now()
 	e.cfg.OnIdle(it)
-	*it = Iteration{Requests: it.Requests}
+	it.reset()
 }
 
 func (e *Engine) requestStates(dst []RequestState, iter int64) []RequestState {

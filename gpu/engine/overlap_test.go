@@ -105,7 +105,7 @@ func TestIterationsAddUp(t *testing.T) {
 			if it.Iter != last+1 || it.BuiltNS > it.CollectedNS || it.Stamps.ForwardStartNS > it.Stamps.SampleEndNS || it.Err != nil {
 				t.Errorf("iteration %+v after %d", it, last)
 			}
-			if s := it.KV; s.Free+s.Used+s.Leased+s.Cached != s.Max {
+			if s := it.Pool.Stats(); s.Free+s.Used+s.Leased+s.Cached != s.Max {
 				t.Errorf("kv %+v", s)
 			}
 			last = it.Iter

@@ -55,35 +55,70 @@ func (e *Engine) scheduled(s *Sequence, it sched.Item, now int64) {
 
 // countGrowth counts the blocks that the sequence got since it was last looked at.
 func (s *Sequence) countGrowth(decodes bool) {
-	n := s.q.BlocksHad()
-	if n <= s.blocks {
-		return
+	q, in := &s.q, &s.e.interval
+	if n := len(q.Blocks); n > s.blocks {
+		if s.e.full {
+			s.tookBlocks(n-s.blocks, decodes, &in.DecodeBlocks)
+		}
+		s.blocks = n
 	}
-	s.report.KV.AllocTotalBlocks += n - s.blocks
-	s.tookBlocks(n - s.blocks)
+	for i := range q.Columns {
+		c := &q.Columns[i]
+		if n := c.Attached + c.Taken; n > c.Counted {
+			s.tookBlocks(n-c.Counted, decodes, &in.WindowDecodeBlocks[i])
+			c.Counted = n
+		}
+	}
+}
+
+// tookBlocks counts new blocks.
+func (s *Sequence) tookBlocks(n int, decodes bool, decoded *int) {
+	s.report.KV.AllocTotalBlocks += n
+	s.report.KV.AllocNewBlocks += n
 	if decodes {
-		s.e.interval.DecodeBlocks += n - s.blocks
+		*decoded += n
 	}
-	s.blocks = n
+	if s.req.Probe {
+		s.e.interval.ProbeBlocks += n
+	}
 }
 
 // countBlocks counts what a sequence got when it was admitted; it may be admitted again after a preemption.
 func (s *Sequence) countBlocks(q *sched.Seq) {
-	kv, missed := &s.report.KV, s.e.pool.MissedInAll()
-	attached := q.Prefix.Blocks()
+	c, missed := &s.report.KV, s.e.missedBlocks()
+	attached, groups := 0, len(q.Columns)
+	s.blocks = len(q.Blocks)
+	if s.e.full {
+		attached = q.Prefix.Blocks()
+		s.tookBlocks(s.blocks-attached, false, nil)
+		groups++
+	}
 	for i := range q.Columns {
-		attached += q.Columns[i].Attached
+		w := &q.Columns[i]
+		attached += w.Attached
+		w.Counted = w.Attached + w.Taken
+		s.tookBlocks(w.Taken, false, nil)
 	}
-	s.blocks = q.BlocksHad()
-	kv.AllocTotalBlocks += s.blocks
-	s.tookBlocks(s.blocks - attached)
-	kv.ReusedBlocks += attached
+	c.AllocTotalBlocks += attached
+	c.ReusedBlocks += attached
 	if q.Copy.Tokens > 0 {
-		kv.ReusedBlocks++
-		kv.PartialBlocks++
+		c.ReusedBlocks += groups
+		c.PartialBlocks += groups
 	}
-	kv.MissedBlocks += int(missed - s.e.missed)
+	c.MissedBlocks += int(missed - s.e.missed)
 	s.e.missed = missed
+}
+
+// missedBlocks counts the blocks of all layers that were asked for and came from nowhere.
+func (e *Engine) missedBlocks() int64 {
+	n := int64(0)
+	if e.full {
+		n = e.pool.Missed()
+	}
+	for _, w := range e.windows {
+		n += w.Missed()
+	}
+	return n
 }
 
 // countLoads counts the blocks that tiers below the device gave, and those that they failed to give.
@@ -99,14 +134,6 @@ func (s *Sequence) countLoads(loads []kv.Move, good int) {
 	c.ReusedBlocks += good
 	c.MissedBlocks += len(loads) - good
 	s.e.missed += int64(len(loads) - good)
-}
-
-// tookBlocks counts new blocks.
-func (s *Sequence) tookBlocks(n int) {
-	s.report.KV.AllocNewBlocks += n
-	if s.req.Probe {
-		s.e.interval.ProbeBlocks += n
-	}
 }
 
 // record keeps the sequence's part of a step: a chunk of prefill, or a decode step when these were asked for. It is a chunk

@@ -57,7 +57,7 @@ func (p *Pool) Acquire(w Want) (Grant, bool) {
 	g.Blocks, _ = p.Alloc(g.Blocks, need)
 	if g.Copy.Tokens > 0 {
 		g.Copy.To = g.Blocks[end.n]
-		p.holdCopies(g.Columns, g.Copy.From)
+		p.holdCopies(g.Columns, g.Copy, min(w.Limit, len(w.Tokens)) >= (end.n+1)*p.perBlock)
 	}
 	for i := range loads {
 		loads[i].Device = g.Blocks[g.Prefix.n+i]

@@ -103,6 +103,7 @@ type Pool struct {
 	windows      []*window // nil: all layers see everything
 	events       Events
 	totals       Totals
+	peaks        Peaks
 }
 
 // Totals count since the pool was made.
@@ -126,7 +127,49 @@ type Stats struct {
 // TierStats is the state of a tier below the device, all 0 if there is none.
 type TierStats struct {
 	Max, Used int // slots
+	Evictable int // of the used ones, those that no copy needs
 	Moved
+}
+
+// Peaks are the most blocks that could be handed out, that were held or leased, and that were cached at one moment.
+type Peaks struct{ Available, Used, Evictable int }
+
+// peak takes note of a new state.
+func (k *Peaks) peak(available, used, evictable int) {
+	k.Available, k.Used, k.Evictable = max(k.Available, available), max(k.Used, used), max(k.Evictable, evictable)
+}
+
+// TakePeaks gives the peaks since it was last called, and those of the host tier.
+func (p *Pool) TakePeaks() (device, host Peaks) {
+	p.peak()
+	device, p.peaks = p.peaks, Peaks{}
+	p.peak()
+	for _, t := range p.below {
+		if t.tier == kvevent.Host {
+			t.peak()
+			host, t.peaks = t.peaks, Peaks{}
+			t.peak()
+		}
+	}
+	return device, host
+}
+
+func (p *Pool) peak() { p.peaks.peak(p.Available(), p.used+p.leased, p.cached.n) }
+
+// Has tells whether the pool has a tier below the device.
+func (p *Pool) Has(tier kvevent.Tier) bool {
+	return slices.ContainsFunc(p.below, func(t *below) bool { return t.tier == tier })
+}
+
+// Conserved is an error with both numbers if blocks were lost or made up.
+func (s *Stats) Conserved() error {
+	if n := s.Free + s.Used + s.Leased + s.Cached; n != s.Max {
+		return fmt.Errorf("kv: %d free, %d used, %d leased and %d cached blocks are %d, there are %d", s.Free, s.Used, s.Leased, s.Cached, n, s.Max)
+	}
+	if held := s.Allocated - s.Freed; held != int64(s.Max-s.Free) {
+		return fmt.Errorf("kv: %d blocks allocated and %d freed are %d, not free are %d", s.Allocated, s.Freed, held, s.Max-s.Free)
+	}
+	return nil
 }
 
 // New makes a pool of free blocks of perBlock tokens each. The root is the identity of model and adapter.
@@ -150,10 +193,13 @@ func (p *Pool) Stats() Stats {
 		if t.tier == kvevent.Disk {
 			at = &s.Disk
 		}
-		*at = TierStats{len(t.slots), len(t.slots) - len(t.free), t.moved}
+		*at = TierStats{len(t.slots), len(t.slots) - len(t.free), t.order.n, t.moved}
 	}
 	return s
 }
+
+// Missed is Totals.Missed, which is asked for at every admission.
+func (p *Pool) Missed() int64 { return p.totals.Missed }
 
 // Available is the number of blocks that Alloc can hand out: free and cached ones.
 func (p *Pool) Available() int { return len(p.free) + p.cached.n }
@@ -176,6 +222,7 @@ func (p *Pool) Alloc(dst []int32, n int) ([]int32, bool) {
 		dst = append(dst, id)
 	}
 	p.totals.Allocated += int64(n)
+	p.peak()
 	return dst, true
 }
 
@@ -264,6 +311,7 @@ func (p *Pool) hold(id int32) {
 	default:
 		panic(fmt.Sprintf("kv: free block %d retained", id))
 	}
+	p.peak()
 }
 
 // drop takes in a block that nobody holds any more.
@@ -275,6 +323,7 @@ func (p *Pool) drop(id int32) {
 		p.totals.Freed++
 		p.free = append(p.free, id)
 	}
+	p.peak()
 }
 
 // forget takes a cached block out of the cache and makes it free.

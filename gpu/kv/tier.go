@@ -20,7 +20,10 @@ type below struct {
 	order lru     // slots that no copy needs
 	queue []int32 // device blocks to be copied, oldest first
 	moved Moved
+	peaks Peaks
 }
+
+func (t *below) peak() { t.peaks.peak(len(t.free), len(t.slots)-len(t.free), t.order.n) }
 
 type slot struct {
 	content       // none: it is free, or a copy that names it fails
@@ -153,6 +156,7 @@ func (t *below) unpin(id int32) {
 	default:
 		t.free = append(t.free, id)
 	}
+	t.peak()
 }
 
 // enqueue wants a cached device block copied to the tiers that lack it.

@@ -22,6 +22,7 @@ type Column struct {
 	Copy           int32 // the block that the part of Grant.Copy comes from in this window
 	Taken          int   // blocks handed out empty for it so far
 	Attached       int   // blocks that held their content already
+	Counted        int   // of Taken and Attached, by whoever keeps statistics
 	from, to, tail int
 }
 
@@ -47,6 +48,9 @@ func (p *Pool) Windows() []*Pool {
 	return pools
 }
 
+// Window is the pool of window number i.
+func (p *Pool) Window(i int) *Pool { return p.windows[i].Pool }
+
 // rolling is how many blocks a column holds ahead of those that it leaves behind: enough for all steps in flight.
 func rolling(window, ahead, perBlock int) int { return (window+ahead+perBlock-1)/perBlock + 2 }
 
@@ -54,15 +58,6 @@ func rolling(window, ahead, perBlock int) int { return (window+ahead+perBlock-1)
 // most so many ahead.
 func MostHeld(window, ahead, perBlock, tokens int) int {
 	return min((tokens+perBlock-1)/perBlock, rolling(window, ahead, perBlock)+(window+perBlock-1)/perBlock+2)
-}
-
-// MissedInAll is Totals.Missed of the pool and its windows.
-func (p *Pool) MissedInAll() int64 {
-	n := p.totals.Missed
-	for _, w := range p.windows {
-		n += w.totals.Missed
-	}
-	return n
 }
 
 // link is a block of a prefix that is known.
@@ -261,12 +256,16 @@ func (p *Pool) copies(id int32, spare int) bool {
 	return true
 }
 
-// holdCopies holds in all windows what a part is copied from.
-func (p *Pool) holdCopies(columns []Column, from int32) {
-	b := &p.blocks[from]
+// holdCopies holds in all windows what a part is copied from; full: of a block that was asked for as a whole.
+func (p *Pool) holdCopies(columns []Column, c Copy, full bool) {
+	b := &p.blocks[c.From]
 	for i, w := range p.windows {
 		columns[i].Copy, _ = w.find(b.hash, b.parent, b.tokens)
 		w.hold(columns[i].Copy)
+		w.totals.Partial++
+		if full {
+			w.totals.Missed--
+		}
 	}
 }
 

@@ -44,15 +44,6 @@ const (
 // Len is the number of tokens known or being sampled.
 func (q *Seq) Len() int { return len(q.Tokens) + q.Pending }
 
-// BlocksHad is the number of blocks that the sequence got since it was admitted, of all layers.
-func (q *Seq) BlocksHad() int {
-	n := len(q.Blocks)
-	for i := range q.Columns {
-		n += q.Columns[i].Attached + q.Columns[i].Taken
-	}
-	return n
-}
-
 // Tables are the block tables of all layers: that of those that see everything, then those of the windows.
 func (q *Seq) Tables() [][]int32 {
 	tables := make([][]int32, 0, 1+len(q.Columns))

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"meridian.internal/gpu/engine"
+	"meridian.internal/gpu/kv"
 	"meridian.internal/shared/rows"
 )
 
@@ -13,7 +14,7 @@ func BenchmarkIterated(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	it := engine.Iteration{NewRequests: 1, Completed: 1, OutputTokens: 256}
+	it := engine.Iteration{Pool: kv.New(1<<20, 32, 1, kv.Events{}), NewRequests: 1, Completed: 1, OutputTokens: 256}
 	it.BatchSize, it.DecodeSeqs = 256, 256
 	b.ReportAllocs()
 	for b.Loop() {

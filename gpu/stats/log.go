@@ -26,8 +26,9 @@ type Log struct {
 func (l *Log) Iterated(it *engine.Iteration) {
 	if l.untilUtil == 0 {
 		l.untilUtil, l.util = kvRefresh, "N/A"
-		if it.KV.Max > 0 {
-			l.util = strconv.FormatFloat(float64(it.KV.Used+it.KV.Leased)/float64(it.KV.Max), 'f', 3, 64)
+		if it.Pool != nil {
+			kv := it.Pool.Stats()
+			l.util = strconv.FormatFloat(float64(kv.Used+kv.Leased)/float64(kv.Max), 'f', 3, 64)
 		}
 	}
 	l.untilUtil--

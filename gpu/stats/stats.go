@@ -10,16 +10,16 @@ import (
 	"time"
 
 	"meridian.internal/gpu/engine"
-	"meridian.internal/gpu/kv"
 	"meridian.internal/shared/rows"
 )
 
 // Options of a collector.
 type Options struct {
-	Interval   int // a row of every so many iterations; at least 1
-	KVInterval int // KV statistics in the rows of every so many iterations: a multiple of Interval; 0: Interval
-	MaxActive  int // requests that can be active
-	BlockBytes int // of a KV block
+	Interval   int         // a row of every so many iterations; at least 1
+	KVInterval int         // KV statistics in the rows of every so many iterations: a multiple of Interval; 0: Interval
+	MaxActive  int         // requests that can be active
+	BlockBytes []int       // of a KV block of each group of layers; 0 for one without layers, which is not counted
+	Violated   func(error) // told once that KV blocks were lost or made up; the rows count it. nil: nobody is
 	Put        func(*rows.Row)
 	Memory     func() rows.Memory // newest reading; nil: unknown. It must not block
 	Wall       func() int64       // Unix time in ns; nil: the system's clock
@@ -43,7 +43,7 @@ type Collector struct {
 	row                rows.Row // of the interval so far: sums carried over
 	lastBuilt, lastEnd int64    // of the iteration before; 0: there was none
 	device             rows.Span
-	kv                 kvWindow
+	kv                 kvLedger
 }
 
 // New makes a collector.
@@ -57,9 +57,15 @@ func New(o Options) (*Collector, error) {
 	if o.Wall == nil {
 		o.Wall = func() int64 { return time.Now().UnixNano() }
 	}
-	c := &Collector{o: o, kv: kvWindow{blockBytes: int64(o.BlockBytes)}}
+	if len(o.BlockBytes) == 0 {
+		o.BlockBytes = []int{1}
+	}
+	c := &Collector{o: o, kv: kvLedger{bytes: o.BlockBytes, violated: o.Violated}}
+	c.kv.groups = make([]kvGroup, len(o.BlockBytes))
+	if o.BlockBytes[0] == 0 {
+		c.kv.groups = c.kv.groups[1:]
+	}
 	c.row = c.fresh()
-	c.kv.reset()
 	return c, nil
 }
 
@@ -72,7 +78,6 @@ func (c *Collector) fresh() rows.Row {
 func (c *Collector) Iterated(it *engine.Iteration) {
 	c.carry(it)
 	c.row.Covers++
-	c.kv.look(it)
 	span := rows.Span{}
 	if c.lastBuilt != 0 {
 		span = rows.SomeSpan(it.BuiltNS - c.lastBuilt)
@@ -101,8 +106,7 @@ func (c *Collector) Iterated(it *engine.Iteration) {
 // wait for work that may never come: it gets a row of its own.
 func (c *Collector) Idled(it *engine.Iteration) {
 	c.carry(it)
-	c.kv.look(it)
-	if c.carried() || c.kv.changed(&it.KV) {
+	if c.carried() || c.kv.changed(it) {
 		c.row.Drain, c.row.Iter, c.row.StartNS, c.row.WallNS = true, it.Iter, it.EndNS, c.o.Wall()
 		c.put(it, true)
 	}
@@ -124,17 +128,11 @@ func (c *Collector) carry(it *engine.Iteration) {
 	s.Cached += int64(it.CachedTokens)
 	host, disk := int64(it.CachedHost), int64(it.CachedDisk)
 	s.CachedDevice += int64(it.CachedTokens) - host - disk
-	if it.KV.Host.Max > 0 {
-		s.CachedHost = rows.Some(s.CachedHost.V + host)
-	}
-	if it.KV.Disk.Max > 0 {
-		s.CachedDisk = rows.Some(s.CachedDisk.V + disk)
-	}
+	loadedTiers(s, it)
 	s.Context += int64(it.ContextTokens)
 	s.Output += int64(it.OutputTokens)
 	s.ProbeBlocks += int64(it.ProbeBlocks)
-	c.kv.decoded += int64(it.DecodeBlocks)
-	c.kv.copied += int64(it.CopiedBlocks)
+	c.kv.carry(it)
 }
 
 func (c *Collector) carried() bool {
@@ -158,14 +156,14 @@ func (c *Collector) batch(it *engine.Iteration) {
 }
 
 // put completes the row, hands it over and begins the next.
-func (c *Collector) put(it *engine.Iteration, kv bool) {
+func (c *Collector) put(it *engine.Iteration, withKV bool) {
 	r := &c.row
 	r.Requests.Active, r.Requests.Queued = int64(it.Running), int64(it.Waiting)
 	if c.o.Memory != nil {
 		r.Memory = c.o.Memory()
 	}
-	if kv {
-		r.KV = c.kv.sample(&it.KV)
+	if withKV {
+		c.kv.sample(it, r)
 	}
 	r.PerReq = requests(it.Requests)
 	c.o.Put(r)
@@ -192,76 +190,4 @@ func requests(list []engine.RequestState) []rows.Req {
 		out = append(out, r)
 	}
 	return out
-}
-
-// kvWindow is what happened in the block pool since the last row that says so.
-type kvWindow struct {
-	blockBytes                        int64
-	last                              kv.Stats
-	decoded, copied                   int64
-	peakFree, peakUsed, peakEvictable int
-}
-
-func (w *kvWindow) reset() {
-	w.decoded, w.copied, w.peakFree, w.peakUsed, w.peakEvictable = 0, 0, 0, 0, 0
-}
-
-func (w *kvWindow) look(it *engine.Iteration) {
-	s := &it.KV
-	w.peakFree = max(w.peakFree, s.Free+s.Cached)
-	w.peakUsed = max(w.peakUsed, s.Used+s.Leased)
-	w.peakEvictable = max(w.peakEvictable, s.Cached)
-}
-
-// changed tells whether blocks were handed out, given back or moved since: without a row of it, readers would go on seeing
-// blocks in use that are not.
-func (w *kvWindow) changed(s *kv.Stats) bool {
-	l := &w.last
-	return s.Totals != l.Totals || s.Used+s.Leased != l.Used+l.Leased || s.Host.Moved != l.Host.Moved || s.Disk.Moved != l.Disk.Moved
-}
-
-// moved is a number of blocks, and their bytes.
-func (w *kvWindow) moved(blocks int64) (n, bytes rows.Int) {
-	return rows.Some(int(blocks)), rows.Some(int(blocks * w.blockBytes))
-}
-
-// minus is what was counted between two totals.
-func minus(a, b kv.Totals) kv.Totals {
-	return kv.Totals{
-		Allocated: a.Allocated - b.Allocated, Reused: a.Reused - b.Reused, Loaded: a.Loaded - b.Loaded, Partial: a.Partial - b.Partial,
-		Missed: a.Missed - b.Missed, Evicted: a.Evicted - b.Evicted, Freed: a.Freed - b.Freed,
-	}
-}
-
-// between is what a tier moved between two states.
-func between(a, b kv.Moved) kv.Moved {
-	return kv.Moved{Stored: a.Stored - b.Stored, Loaded: a.Loaded - b.Loaded, Dropped: a.Dropped - b.Dropped, Broken: a.Broken - b.Broken}
-}
-
-func (w *kvWindow) sample(s *kv.Stats) rows.KV {
-	d := minus(s.Totals, w.last.Totals)
-	all, reused := s.Reused+s.Loaded+s.Partial, d.Reused+d.Loaded+d.Partial
-	k := rows.KV{
-		Sampled: true, Max: int64(s.Max), Free: int64(s.Free + s.Cached), Used: int64(s.Used + s.Leased), Evictable: int64(s.Cached),
-		PeakFree: int64(w.peakFree), PeakUsed: int64(w.peakUsed), PeakEvictable: int64(w.peakEvictable),
-		AllocTotal: s.Allocated + s.Reused, AllocNew: s.Allocated, Reused: all, Missed: s.Missed, Freed: s.Freed,
-		DAllocTotal: d.Allocated + d.Reused, DAllocNew: d.Allocated, DReused: reused, DFullReused: d.Reused + d.Loaded, DPartialReused: d.Partial,
-		DMissed: d.Missed, DGenAlloc: w.decoded, HitRate: rows.RatioOf(all, all+s.Missed), DHitRate: rows.RatioOf(reused, reused+d.Missed),
-	}
-	k.IntraCopyBlocks, k.IntraCopyBytes = w.moved(w.copied)
-	if h := &s.Host; h.Max > 0 {
-		d := between(h.Moved, w.last.Host.Moved)
-		k.SecondaryMax, k.SecondaryFree, k.SecondaryUsed = rows.Some(h.Max), rows.Some(h.Max-h.Used), rows.Some(h.Used)
-		k.OnboardBlocks, k.OnboardBytes = w.moved(d.Loaded)
-		k.OffloadBlocks, k.OffloadBytes = w.moved(d.Stored)
-		k.HostDropped, k.HostDroppedBytes = w.moved(d.Dropped)
-	}
-	if t := &s.Disk; t.Max > 0 {
-		d := between(t.Moved, w.last.Disk.Moved)
-		k.DiskMax, k.DiskUsed, k.DiskLoaded, k.DiskStored = rows.Some(t.Max), rows.Some(t.Used), rows.Some(d.Loaded), rows.Some(d.Stored)
-		k.DiskDropped, k.DiskBroken = rows.Some(d.Dropped), rows.Some(d.Broken)
-	}
-	w.last = *s
-	w.reset()
-	return k
 }

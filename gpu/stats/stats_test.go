@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"meridian.internal/gpu/engine"
+	"meridian.internal/gpu/kv"
 	"meridian.internal/gpu/sim"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/rows"
@@ -144,9 +145,16 @@ func TestSumsAreExactAtAnyInterval(t *testing.T) {
 	for _, tt := range []struct {
 		rows, kv int
 		overlap  bool
-	}{{1, 1, true}, {3, 6, true}, {10, 10, true}, {3, 3, false}, {1, 7, true}} {
-		t.Run(fmt.Sprintf("every %d and %d, overlap %v", tt.rows, tt.kv, tt.overlap), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { exact(t, Options{Interval: tt.rows, KVInterval: tt.kv}, tt.overlap) })
+		windows  []int // of three layers
+		bytes    []int
+	}{
+		{1, 1, true, nil, nil}, {3, 6, true, nil, nil}, {10, 10, true, nil, nil}, {3, 3, false, nil, nil}, {1, 7, true, nil, nil},
+		{2, 2, true, []int{0, 9, 20}, []int{64, 32, 16}}, {3, 3, true, []int{12, 12, 12}, []int{0, 64}},
+	} {
+		t.Run(fmt.Sprintf("every %d and %d, overlap %v, windows %v", tt.rows, tt.kv, tt.overlap, tt.windows), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				exact(t, Options{Interval: tt.rows, KVInterval: tt.kv, BlockBytes: tt.bytes, Violated: func(err error) { t.Error(err) }}, tt.overlap, tt.windows)
+			})
 		})
 	}
 }
@@ -159,13 +167,22 @@ type sums struct {
 	copied                                   int64 // blocks, a part of which was reused
 }
 
-func exact(t *testing.T, o Options, overlap bool) {
+func exact(t *testing.T, o Options, overlap bool, windows []int) {
 	r := newRig(t, o, engine.Config{Overlap: overlap, PrefixReuse: true, MaxBatchSize: 16, MaxNumTokens: 64, MaxWaiting: 4000},
-		sim.Config{TokensPerBlock: 4, KVBlocks: 90, Shallow: true, Layers: 1, KVHeads: 1, Cost: sim.Cost{Step: 1e6}})
+		sim.Config{TokensPerBlock: 4, KVBlocks: 90, Shallow: true, Layers: max(len(windows), 1), Windows: windows, KVHeads: 1, Cost: sim.Cost{Step: 1e6}})
 	want := load(t, r, 2000)
 	r.stop()
 	var got sums
+	groups := 0
+	for _, n := range o.BlockBytes {
+		if n > 0 {
+			groups++
+		}
+	}
 	for i, row := range r.rows {
+		if row.KV.Sampled {
+			addsUp(t, &row, groups)
+		}
 		q := row.Requests
 		got.requests.New += q.New
 		got.requests.NewActive += q.NewActive
@@ -197,6 +214,25 @@ func exact(t *testing.T, o Options, overlap bool) {
 	}
 	if want.preempted == 0 || want.requests.Cancelled == 0 || want.requests.Expired == 0 {
 		t.Errorf("the load is too tame: %+v", want)
+	}
+}
+
+// addsUp checks that the groups of a row make its sum, that no block is lost in any, and that each survives the codec.
+func addsUp(t *testing.T, r *rows.Row, groups int) {
+	static := rows.Static{TokensPerBlock: 4}
+	for i := range r.Groups {
+		k := &r.Groups[i]
+		static.Groups = append(static.Groups, rows.Group{Tokens: int64(100 - i), BlockBytes: 8})
+		if k.Free+k.Used != k.Max || k.PeakFree < k.Free || k.PeakUsed < k.Used || k.PeakEvictable < k.Evictable || k.DReused != k.DFullReused+k.DPartialReused {
+			t.Errorf("row %d, group %d: %+v", r.Seq, i, k)
+		}
+	}
+	if len(r.Groups) != groups && groups > 1 || r.KV.Violations != 0 {
+		t.Errorf("row %d has %d groups, want %d; %d violations", r.Seq, len(r.Groups), groups, r.KV.Violations)
+	}
+	_, again, err := rows.NewCodec().Parse(rows.NewEncoder(static).Append(nil, r))
+	if err != nil || again.KV != r.KV {
+		t.Errorf("row %d: %v, sum\n%+v, read\n%+v", r.Seq, err, r.KV, again.KV)
 	}
 }
 
@@ -344,7 +380,8 @@ func TestTheLogHasALineAnIteration(t *testing.T) {
 		it := engine.Iteration{Iter: i + 1, BuiltNS: i * 2e6, EndNS: i*2e6 + 1.5e6, Running: 3, NewRequests: int(i % 2)}
 		it.BatchSize, it.ContextSeqs, it.ContextTokens, it.DecodeSeqs = 2, 1, 7, 1
 		it.Stamps.ForwardStartNS, it.Stamps.SampleEndNS = i*2e6, i*2e6+1e6
-		it.KV.Max, it.KV.Used = 100, int(i)
+		it.Pool = kv.New(100, 4, 1, kv.Events{})
+		it.Pool.Alloc(nil, int(i))
 		l.Iterated(&it)
 	}
 	for _, tt := range []struct {

@@ -20,13 +20,14 @@ var (
 type Codec struct{ fields []field }
 
 // NewCodec makes a codec, which any number of goroutines may use.
-func NewCodec() *Codec { return &Codec{layout()} }
+func NewCodec() *Codec { return &Codec{layout(MaxGroups)} }
 
 // Parse reads a row. Unknown keys are skipped. Its errors are ErrBadRow and ErrSchema.
 func (c *Codec) Parse(b []byte) (s Static, r Row, err error) {
 	in := jsonline.NewReader(string(b))
 	p := parser{in: in, s: &s, r: &r}
 	p.object(c.fields)
+	p.together()
 	if err := in.End(); err != nil {
 		return s, r, fmt.Errorf("%w: %w", ErrBadRow, err)
 	}
@@ -116,23 +117,54 @@ func (p *parser) value(at any) {
 }
 
 func (p *parser) nested(o *object) {
-	for _, f := range o.fields { // the presence of its group says that KV was sampled
+	for _, f := range o.members[0] { // the presence of its group says that KV was sampled
 		if f.key == "allocNewBlocks" {
 			p.r.KV.Sampled = true
 		}
 	}
 	switch o.shape {
 	case plain:
-		p.object(o.fields)
+		p.object(o.members[0])
 	case array:
-		for p.in.Array(); p.in.Item(); {
-			p.object(o.fields)
+		p.in.Array()
+		for i := 0; p.in.Item(); i++ {
+			p.member(o, i)
 		}
 	case byWindow:
 		if p.in.Object() {
-			for _, ok := p.in.Key(); ok; _, ok = p.in.Key() {
-				p.object(o.fields)
+			for i := 0; ; i++ {
+				if _, ok := p.in.Key(); !ok {
+					break
+				}
+				p.member(o, i)
 			}
+		}
+	}
+}
+
+// member reads what belongs to one group of layers.
+func (p *parser) member(o *object, i int) {
+	if i >= len(o.members) {
+		p.in.Skip()
+		return
+	}
+	for len(p.r.Groups) <= i {
+		p.r.Groups, p.s.Groups = append(p.r.Groups, KV{}), append(p.s.Groups, Group{})
+	}
+	p.object(o.members[i])
+}
+
+// together makes of the groups what the row says of all of them.
+func (p *parser) together() {
+	if len(p.r.Groups) == 0 {
+		return
+	}
+	p.r.KV.Sum(p.r.Groups)
+	p.s.BlockBytes, p.s.Window = p.s.Groups[0].BlockBytes, p.s.Groups[0].Tokens
+	if len(p.r.Groups) == 1 {
+		p.r.Groups = nil
+		if !p.s.Groups[0].Window.OK {
+			p.s.Groups = nil
 		}
 	}
 }

@@ -58,9 +58,12 @@ func (e *Encoder) compile(kv bool) program {
 	c := compiler{s: &e.static}
 	for i := range c.rows {
 		c.rows[i].KV.Sampled = kv
+		if len(e.static.Groups) > 1 {
+			c.rows[i].Groups = make([]KV, len(e.static.Groups))
+		}
 	}
 	c.w.Open('{')
-	c.fields(layout())
+	c.fields(layout(max(len(e.static.Groups), 1)))
 	c.w.Close('}')
 	return program{c.parts, string(c.w.B[c.from:])}
 }
@@ -91,13 +94,19 @@ func (c *compiler) object(o *object) {
 		c.w.B = append(c.w.B, "null"...)
 		return
 	}
-	opening, closing := [...]string{"{", "[{", `{"`}[o.shape], [...]string{"}", "}]", "}}"}[o.shape]
-	c.w.B = append(c.w.B, opening...)
-	if o.shape == byWindow {
-		c.w.B = append(strconv.AppendInt(c.w.B, c.s.Window, 10), `":{`...)
+	c.w.B = append(c.w.B, [...]string{"", "[", "{"}[o.shape]...)
+	for i, member := range o.members {
+		if i > 0 {
+			c.w.B = append(c.w.B, ',')
+		}
+		if o.shape == byWindow {
+			c.w.B = append(strconv.AppendInt(append(c.w.B, '"'), *c.s.tokens(i), 10), `":`...)
+		}
+		c.w.B = append(c.w.B, '{')
+		c.fields(member)
+		c.w.B = append(c.w.B, '}')
 	}
-	c.fields(o.fields)
-	c.w.B = append(c.w.B, closing...)
+	c.w.B = append(c.w.B, [...]string{"", "]", "}"}[o.shape]...)
 }
 
 func appendValue(b []byte, at any) []byte {

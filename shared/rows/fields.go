@@ -10,11 +10,11 @@ type field struct {
 // wall is Unix time in ns, in JSON RFC 3339 in UTC.
 type wall int64
 
-// object is a nested group. With many it is an array of one; keyed by window it is a map of one.
+// object is a nested group: with array and byWindow one of many members, a member for each group of layers.
 type object struct {
-	fields []field
-	shape  shape
-	absent bool // null
+	members [][]field
+	shape   shape
+	absent  bool // null
 }
 
 type shape int
@@ -35,14 +35,26 @@ func nulls(keys ...string) []field {
 	return out
 }
 
-func group(key string, sh shape, kv bool, fields ...[]field) field {
-	all := join(fields...)
-	present, absent := &object{all, sh, false}, &object{all, sh, true} // made once: a row is written without allocations
-	return field{key, func(_ *Static, r *Row) any {
-		if kv && !r.KV.Sampled {
-			return absent
+func group(key string, kv bool, fields []field) field {
+	return nest(key, object{members: [][]field{fields}}, func(_ *Static, r *Row) bool { return !kv || r.KV.Sampled })
+}
+
+// perGroup is a nested group with a member for each group of layers.
+func perGroup(key string, sh shape, n int, of func(i int) []field) field {
+	o := object{shape: sh}
+	for i := range n {
+		o.members = append(o.members, of(i))
+	}
+	return nest(key, o, func(_ *Static, r *Row) bool { return r.KV.Sampled })
+}
+
+func nest(key string, o object, there func(*Static, *Row) bool) field {
+	present, absent := &o, &object{o.members, o.shape, true} // made once: a row is written without allocations
+	return field{key, func(s *Static, r *Row) any {
+		if there(s, r) {
+			return present
 		}
-		return present
+		return absent
 	}}
 }
 
@@ -54,8 +66,9 @@ func join(lists ...[]field) []field {
 	return out
 }
 
-// layout is the row, in the order in which it is written: our own keys, then TensorRT-LLM's in its order.
-func layout() []field {
+// layout is the row, in the order in which it is written: our own keys, then TensorRT-LLM's in its order. It has so many groups
+// of layers.
+func layout(groups int) []field {
 	return join([]field{
 		{"schema", func(*Static, *Row) any { return Schema }},
 		{"node", func(s *Static, _ *Row) any { return &s.Node }},
@@ -70,9 +83,9 @@ func layout() []field {
 		{"iterSpanMS", func(_ *Static, r *Row) any { return &r.IterSpan }},
 		{"newActiveRequestsQueueLatencyMS", func(_ *Static, r *Row) any { return &r.QueueLatency }},
 	}, requestFields(), limitFields(), []field{
-		group("kvCacheStats", plain, true, kvFields()),
-		group("staticBatchingStats", plain, false, nulls("numScheduledRequests", "numContextRequests", "numCtxTokens", "numGenTokens", "emptyGenSlots")),
-		group("inflightBatchingStats", plain, false, batchFields()),
+		group("kvCacheStats", true, kvFields()),
+		group("staticBatchingStats", false, nulls("numScheduledRequests", "numContextRequests", "numCtxTokens", "numGenTokens", "emptyGenSlots")),
+		group("inflightBatchingStats", false, batchFields()),
 		null("specDecodingStats"),
 		{"schedulerMode", func(s *Static, _ *Row) any { return &s.Mode }},
 		{"statsSequence", func(_ *Static, r *Row) any { return &r.Seq }},
@@ -84,10 +97,12 @@ func layout() []field {
 		{"attentionDpRank", func(*Static, *Row) any { return zero }},
 		{"rank", func(s *Static, _ *Row) any { return &s.Rank }},
 		{"requestStats", func(_ *Static, r *Row) any { return &r.PerReq }},
-		group("kvCacheIterationStats", byWindow, true, levelFields(), reuseFields(), deltaFields()),
-		group("kvCacheIterationStatsByPoolGroup", array, true, poolFields(), levelFields(), deltaFields()),
-		group("kvCacheIterationStatsByLifecycle", array, true, lifecycleFields(), reuseFields()),
-		null("kvCacheIterationStatsByColdPoolGroup"),
+		perGroup("kvCacheIterationStats", byWindow, groups, func(i int) []field { return join(levelFields(i), secondFields(i), reuseFields(i), deltaFields(i)) }),
+		perGroup("kvCacheIterationStatsByPoolGroup", array, groups, func(i int) []field {
+			return join(poolFields(i), levelFields(i), secondFields(i), deltaFields(i))
+		}),
+		perGroup("kvCacheIterationStatsByLifecycle", array, groups, func(i int) []field { return join(lifecycleFields(i), reuseFields(i)) }),
+		coldGroups(groups),
 		{"iterSuspendedRequests", func(_ *Static, r *Row) any { return &r.Requests.Suspended }},
 		{"iterResumedRequests", func(_ *Static, r *Row) any { return &r.Requests.Resumed }},
 		{"iterDiskPrefetchBlocks", func(_ *Static, r *Row) any { return &r.KV.DiskLoaded }},
@@ -95,7 +110,7 @@ func layout() []field {
 			return levels{&r.Sums.CachedDevice, &r.Sums.CachedHost, &r.Sums.CachedDisk}
 		}},
 		{"kvCacheLevelTiers", func(s *Static, _ *Row) any { return levels{&s.Tier, &s.HostTier, &s.DiskTier} }},
-		group("kvCacheDiskStats", plain, true, diskFields()),
+		group("kvCacheDiskStats", true, diskFields()),
 	})
 }
 
@@ -173,37 +188,47 @@ func kvFields() []field {
 		{"cacheHitRate", func(_ *Static, r *Row) any { return &r.KV.HitRate }},
 		{"evictableNumBlocks", func(_ *Static, r *Row) any { return &r.KV.Evictable }},
 		{"freedBlocks", func(_ *Static, r *Row) any { return &r.KV.Freed }},
+		{"conservationViolations", func(_ *Static, r *Row) any { return &r.KV.Violations }},
 	}
 }
 
-func levelFields() []field {
-	return append([]field{
-		{"primaryMaxNumBlocks", func(_ *Static, r *Row) any { return &r.KV.Max }},
-		{"primaryFreeNumBlocks", func(_ *Static, r *Row) any { return &r.KV.Free }},
-		{"primaryUsedNumBlocks", func(_ *Static, r *Row) any { return &r.KV.Used }},
-		{"primaryEvictableNumBlocks", func(_ *Static, r *Row) any { return &r.KV.Evictable }},
-		{"primaryPeakFreeNumBlocks", func(_ *Static, r *Row) any { return &r.KV.PeakFree }},
-		{"primaryPeakUsedNumBlocks", func(_ *Static, r *Row) any { return &r.KV.PeakUsed }},
-		{"primaryPeakEvictableNumBlocks", func(_ *Static, r *Row) any { return &r.KV.PeakEvictable }},
-		{"secondaryMaxNumBlocks", func(_ *Static, r *Row) any { return &r.KV.SecondaryMax }},
-		{"secondaryFreeNumBlocks", func(_ *Static, r *Row) any { return &r.KV.SecondaryFree }},
-		{"secondaryUsedNumBlocks", func(_ *Static, r *Row) any { return &r.KV.SecondaryUsed }},
-	}, nulls("secondaryEvictableNumBlocks", "secondaryPeakFreeNumBlocks", "secondaryPeakUsedNumBlocks", "secondaryPeakEvictableNumBlocks")...)
+func levelFields(i int) []field {
+	return []field{
+		{"primaryMaxNumBlocks", func(_ *Static, r *Row) any { return &r.group(i).Max }},
+		{"primaryFreeNumBlocks", func(_ *Static, r *Row) any { return &r.group(i).Free }},
+		{"primaryUsedNumBlocks", func(_ *Static, r *Row) any { return &r.group(i).Used }},
+		{"primaryEvictableNumBlocks", func(_ *Static, r *Row) any { return &r.group(i).Evictable }},
+		{"primaryPeakFreeNumBlocks", func(_ *Static, r *Row) any { return &r.group(i).PeakFree }},
+		{"primaryPeakUsedNumBlocks", func(_ *Static, r *Row) any { return &r.group(i).PeakUsed }},
+		{"primaryPeakEvictableNumBlocks", func(_ *Static, r *Row) any { return &r.group(i).PeakEvictable }},
+	}
 }
 
-func deltaFields() []field {
+func secondFields(i int) []field {
 	return []field{
-		{"iterAllocTotalBlocks", func(_ *Static, r *Row) any { return &r.KV.DAllocTotal }},
-		{"iterAllocNewBlocks", func(_ *Static, r *Row) any { return &r.KV.DAllocNew }},
-		{"iterGenAllocBlocks", func(_ *Static, r *Row) any { return &r.KV.DGenAlloc }},
-		{"iterOnboardBlocks", func(_ *Static, r *Row) any { return &r.KV.OnboardBlocks }},
-		{"iterOnboardBytes", func(_ *Static, r *Row) any { return &r.KV.OnboardBytes }},
-		{"iterOffloadBlocks", func(_ *Static, r *Row) any { return &r.KV.OffloadBlocks }},
-		{"iterOffloadBytes", func(_ *Static, r *Row) any { return &r.KV.OffloadBytes }},
-		{"iterIntraDeviceCopyBlocks", func(_ *Static, r *Row) any { return &r.KV.IntraCopyBlocks }},
-		{"iterIntraDeviceCopyBytes", func(_ *Static, r *Row) any { return &r.KV.IntraCopyBytes }},
-		{"iterHostDroppedBlocks", func(_ *Static, r *Row) any { return &r.KV.HostDropped }},
-		{"iterHostDroppedBytes", func(_ *Static, r *Row) any { return &r.KV.HostDroppedBytes }},
+		{"secondaryMaxNumBlocks", func(_ *Static, r *Row) any { return &r.group(i).SecondaryMax }},
+		{"secondaryFreeNumBlocks", func(_ *Static, r *Row) any { return &r.group(i).SecondaryFree }},
+		{"secondaryUsedNumBlocks", func(_ *Static, r *Row) any { return &r.group(i).SecondaryUsed }},
+		{"secondaryEvictableNumBlocks", func(_ *Static, r *Row) any { return &r.group(i).SecondaryEvictable }},
+		{"secondaryPeakFreeNumBlocks", func(_ *Static, r *Row) any { return &r.group(i).SecondaryPeakFree }},
+		{"secondaryPeakUsedNumBlocks", func(_ *Static, r *Row) any { return &r.group(i).SecondaryPeakUsed }},
+		{"secondaryPeakEvictableNumBlocks", func(_ *Static, r *Row) any { return &r.group(i).SecondaryPeakEvictable }},
+	}
+}
+
+func deltaFields(i int) []field {
+	return []field{
+		{"iterAllocTotalBlocks", func(_ *Static, r *Row) any { return &r.group(i).DAllocTotal }},
+		{"iterAllocNewBlocks", func(_ *Static, r *Row) any { return &r.group(i).DAllocNew }},
+		{"iterGenAllocBlocks", func(_ *Static, r *Row) any { return &r.group(i).DGenAlloc }},
+		{"iterOnboardBlocks", func(_ *Static, r *Row) any { return &r.group(i).OnboardBlocks }},
+		{"iterOnboardBytes", func(_ *Static, r *Row) any { return &r.group(i).OnboardBytes }},
+		{"iterOffloadBlocks", func(_ *Static, r *Row) any { return &r.group(i).OffloadBlocks }},
+		{"iterOffloadBytes", func(_ *Static, r *Row) any { return &r.group(i).OffloadBytes }},
+		{"iterIntraDeviceCopyBlocks", func(_ *Static, r *Row) any { return &r.group(i).IntraCopyBlocks }},
+		{"iterIntraDeviceCopyBytes", func(_ *Static, r *Row) any { return &r.group(i).IntraCopyBytes }},
+		{"iterHostDroppedBlocks", func(_ *Static, r *Row) any { return &r.group(i).HostDropped }},
+		{"iterHostDroppedBytes", func(_ *Static, r *Row) any { return &r.group(i).HostDroppedBytes }},
 	}
 }
 
@@ -218,29 +243,68 @@ func diskFields() []field {
 	}
 }
 
-func reuseFields() []field {
+func reuseFields(i int) []field {
 	return []field{
-		{"iterReusedBlocks", func(_ *Static, r *Row) any { return &r.KV.DReused }},
-		{"iterFullReusedBlocks", func(_ *Static, r *Row) any { return &r.KV.DFullReused }},
-		{"iterPartialReusedBlocks", func(_ *Static, r *Row) any { return &r.KV.DPartialReused }},
-		{"iterMissedBlocks", func(_ *Static, r *Row) any { return &r.KV.DMissed }},
-		{"iterCacheHitRate", func(_ *Static, r *Row) any { return &r.KV.DHitRate }},
+		{"iterReusedBlocks", func(_ *Static, r *Row) any { return &r.group(i).DReused }},
+		{"iterFullReusedBlocks", func(_ *Static, r *Row) any { return &r.group(i).DFullReused }},
+		{"iterPartialReusedBlocks", func(_ *Static, r *Row) any { return &r.group(i).DPartialReused }},
+		{"iterMissedBlocks", func(_ *Static, r *Row) any { return &r.group(i).DMissed }},
+		{"iterCacheHitRate", func(_ *Static, r *Row) any { return &r.group(i).DHitRate }},
 	}
 }
 
-func poolFields() []field {
+func poolFields(i int) []field {
 	return []field{
-		{"poolGroupId", func(*Static, *Row) any { return zero }},
-		{"slotSize", func(s *Static, _ *Row) any { return list{&s.BlockBytes} }},
-		{"windowSizes", func(s *Static, _ *Row) any { return list{&s.Window} }},
+		{"poolGroupId", func(*Static, *Row) any { return int64(i) }},
+		{"slotSize", func(s *Static, _ *Row) any { return list{s.blockBytes(i)} }},
+		{"windowSizes", func(s *Static, _ *Row) any { return list{s.tokens(i)} }},
 	}
 }
 
-func lifecycleFields() []field {
+func lifecycleFields(i int) []field {
 	return []field{
-		{"lifeCycleId", func(*Static, *Row) any { return zero }},
-		{"poolGroupId", func(*Static, *Row) any { return zero }},
-		{"windowSize", func(s *Static, _ *Row) any { return &s.Window }},
+		{"lifeCycleId", func(*Static, *Row) any { return int64(i) }},
+		{"poolGroupId", func(*Static, *Row) any { return int64(i) }},
+		{"windowSize", func(s *Static, _ *Row) any { return s.window(i) }},
 		{"kind", func(*Static, *Row) any { return "attention" }},
 	}
+}
+
+// coldGroups are the pools of host memory, numbered on their own: they have no life cycle and no changes.
+func coldGroups(groups int) field {
+	o := object{shape: array}
+	for i := range groups {
+		o.members = append(o.members, join(poolFields(i), secondFields(i)))
+	}
+	return nest("kvCacheIterationStatsByColdPoolGroup", o, func(s *Static, r *Row) bool { return r.KV.Sampled && s.HostTier != "" })
+}
+
+// group is the KV of a group of layers.
+func (r *Row) group(i int) *KV {
+	if len(r.Groups) == 0 {
+		return &r.KV
+	}
+	return &r.Groups[i]
+}
+
+func (s *Static) blockBytes(i int) *int64 {
+	if len(s.Groups) == 0 {
+		return &s.BlockBytes
+	}
+	return &s.Groups[i].BlockBytes
+}
+
+func (s *Static) tokens(i int) *int64 {
+	if len(s.Groups) == 0 {
+		return &s.Window
+	}
+	return &s.Groups[i].Tokens
+}
+
+// window is nil, which is null, if there is one group, whose layers see everything.
+func (s *Static) window(i int) any {
+	if len(s.Groups) == 0 {
+		return nil
+	}
+	return &s.Groups[i].Window
 }

@@ -48,13 +48,25 @@ type Static struct {
 	MaxBatchSize   int64
 	MaxNumTokens   int64
 	TokensPerBlock int64
-	BlockBytes     int64  // of one KV block
-	Window         int64  // tokens of context: the one window size
-	Tier           string // where KV is: "gpu" or "host"
-	HostTier       string // "host" where evicted KV is kept there; empty: nowhere
-	DiskTier       string // "disk" likewise
+	BlockBytes     int64   // of one KV block of the first group
+	Window         int64   // tokens that a query of the first group sees, at most the context
+	Groups         []Group // groups of layers that have KV blocks of their own; nil: one, which sees everything
+	Tier           string  // where KV is: "gpu" or "host"
+	HostTier       string  // "host" where evicted KV is kept there; empty: nowhere
+	DiskTier       string  // "disk" likewise
 	Rank           int64
 }
+
+// Group is a group of layers that have KV blocks of their own: a pool group, with one life cycle, of TensorRT-LLM. There is one
+// kind so far, attention; state-space layers would be another, "ssm", with snapshots in place of blocks.
+type Group struct {
+	Tokens     int64 // that a query sees, at most the context
+	Window     Int   // the same; unknown where queries see everything
+	BlockBytes int64
+}
+
+// MaxGroups is how many groups of a row can be read.
+const MaxGroups = 8
 
 // Row is one sampled iteration. Counts that are sums cover everything since the row before, so that their totals do not
 // depend on how many iterations are sampled.
@@ -78,7 +90,8 @@ type Row struct {
 	Memory   Memory
 	Batch    Batch
 	Sums     Sums
-	KV       KV    // null unless KV.Sampled
+	KV       KV    // null unless KV.Sampled; of all groups together
+	Groups   []KV  // of each group, without what counts since the start; nil: there is one
 	PerReq   []Req // nil: not collected
 }
 
@@ -130,6 +143,43 @@ type KV struct {
 	OnboardBlocks, OffloadBlocks, HostDropped    Int
 	IntraCopyBlocks, IntraCopyBytes              Int // copied inside the device
 	OnboardBytes, OffloadBytes, HostDroppedBytes Int
+	SecondaryEvictable, SecondaryPeakFree        Int
+	SecondaryPeakUsed, SecondaryPeakEvictable    Int
+	Violations                                   int64 // rows so far whose blocks did not add up: Free (without Evictable) + Evictable + Used = Max, AllocNew - Freed = Used + Evictable
+}
+
+// Sum makes the state and the changes those of all groups together. Peaks of a sum are not known: those of one group are its own.
+func (k *KV) Sum(groups []KV) {
+	if len(groups) == 1 {
+		one := groups[0]
+		one.Sampled, one.Violations, one.HitRate = k.Sampled, k.Violations, k.HitRate
+		one.AllocTotal, one.AllocNew, one.Reused, one.Missed, one.Freed = k.AllocTotal, k.AllocNew, k.Reused, k.Missed, k.Freed
+		one.DiskMax, one.DiskUsed, one.DiskLoaded, one.DiskStored, one.DiskDropped, one.DiskBroken = k.DiskMax, k.DiskUsed, k.DiskLoaded, k.DiskStored, k.DiskDropped, k.DiskBroken
+		*k = one
+		return
+	}
+	k.Max, k.Free, k.Used, k.Evictable = 0, 0, 0, 0
+	for i := range groups {
+		g := &groups[i]
+		for _, n := range []struct{ to, from *int64 }{
+			{&k.Max, &g.Max}, {&k.Free, &g.Free}, {&k.Used, &g.Used}, {&k.Evictable, &g.Evictable},
+			{&k.DAllocTotal, &g.DAllocTotal}, {&k.DAllocNew, &g.DAllocNew}, {&k.DReused, &g.DReused}, {&k.DMissed, &g.DMissed},
+			{&k.DGenAlloc, &g.DGenAlloc}, {&k.DFullReused, &g.DFullReused}, {&k.DPartialReused, &g.DPartialReused},
+		} {
+			*n.to += *n.from
+		}
+		for _, n := range []struct{ to, from *Int }{
+			{&k.SecondaryMax, &g.SecondaryMax}, {&k.SecondaryFree, &g.SecondaryFree}, {&k.SecondaryUsed, &g.SecondaryUsed},
+			{&k.SecondaryEvictable, &g.SecondaryEvictable}, {&k.OnboardBlocks, &g.OnboardBlocks}, {&k.OnboardBytes, &g.OnboardBytes},
+			{&k.OffloadBlocks, &g.OffloadBlocks}, {&k.OffloadBytes, &g.OffloadBytes}, {&k.HostDropped, &g.HostDropped},
+			{&k.HostDroppedBytes, &g.HostDroppedBytes}, {&k.IntraCopyBlocks, &g.IntraCopyBlocks}, {&k.IntraCopyBytes, &g.IntraCopyBytes},
+		} {
+			if n.from.OK {
+				*n.to = Int{n.to.V + n.from.V, true}
+			}
+		}
+	}
+	k.DHitRate = RatioOf(k.DReused, k.DReused+k.DMissed)
 }
 
 // Req is one request as of a row.
