@@ -55,14 +55,15 @@ bench-router: build ## Measure the router against the plainest Go router, Revers
 	$(GO) build -trimpath -o $(BIN)/ ./e2e/cmd/routerbench
 	MERIDIAN_TEST_BIN=$(CURDIR)/$(BIN) $(BIN)/routerbench run $(ARGS)
 
-# Part by part, because the difference of two runs of an engine is less than their noise.
-bench-accounting: ## Print what all accounting costs a step of 256 sequences: the parts, their sum, and its ratio to a step of 2 ms
+# Part by part, then the difference of whole processes with its error and a control.
+bench-accounting: ## Print what all accounting costs a step of 256 sequences: the parts, their sum, its ratio to a step of 2 ms, and the whole process
 	@(for p in ./gpu/engine ./gpu/stats ./shared/ledger ./shared/hardware; do \
 	  $(GO) test -run '^$$' -bench '^Benchmark(Accounting|Iterated|Step|Read)$$' -count 5 $(ARGS) $$p || exit 1; done) | awk ' \
 	  /^pkg:/ {sub("meridian.internal/", "", $$2); pkg = $$2} \
 	  /^Benchmark/ {for (i = 2; i <= NF; i++) if ($$i == "ns/step" && (!(pkg in least) || $$(i-1) < least[pkg])) least[pkg] = $$(i-1) + 0} \
 	  END {for (p in least) {printf "%-20s %8.0f ns/step\n", p, least[p]; sum += least[p]; n++} \
 	  printf "%-20s %8.0f ns/step, %.2f %% of a 2 ms step (at most 0.50 %%)\n", "all", sum, sum / 20000; exit n != 4 || sum > 10000}'
+	@$(GO) test -run '^$$' -bench 'OnOff/busy/400' -benchtime 60x ./gennode/decode | grep -E '^(Benchmark|FAIL)'
 
 bench-kv: build ## Measure how much KV is reused: shared prefixes with and without reuse, chats by kv_aware and round_robin
 	$(BIN)/localcluster kv --ctx 2 --gen 2 $(ARGS)

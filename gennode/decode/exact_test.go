@@ -221,7 +221,7 @@ func TestThreeReadersLoseNothing(t *testing.T) {
 
 // BenchmarkReaders is what three readers at 20 Hz take of the processor time of a busy engine: 60 readings a second over
 // TCP, of 25 rows each at a step of 2 ms. A row becomes text once for all three. The readers' own time is taken off. The
-// engine alone is less than a node, which serves its requests over HTTP too: e2e/load measures a node.
+// engine alone is less than a node, which serves its requests over HTTP too; docs/ledgers.md has the share of a node.
 func BenchmarkReaders(b *testing.B) {
 	cfg, dev := batchOf256(2e6)
 	a := newAccounts(b, cfg, dev, allOn())
