@@ -29,9 +29,8 @@ type Lease struct {
 
 	mu       sync.Mutex // guards what follows
 	released bool
-	cause    error // not nil: the node is gone
-	watchers map[int]func(error)
-	next     int
+	cause    error         // not nil: the node is gone
+	watchers []func(error) // nil: ended
 }
 
 const (
@@ -135,15 +134,13 @@ func (l *Lease) Watch(f func(cause error)) (stop func()) {
 		return func() {}
 	}
 	defer l.mu.Unlock()
-	if l.watchers == nil {
-		l.watchers = map[int]func(error){}
-	}
-	id := l.next
-	l.next++
-	l.watchers[id] = f
+	id := len(l.watchers)
+	l.watchers = append(l.watchers, f)
 	return func() {
 		l.mu.Lock()
-		delete(l.watchers, id)
+		if id < len(l.watchers) { // not lost
+			l.watchers[id] = nil
+		}
 		l.mu.Unlock()
 	}
 }
@@ -159,7 +156,9 @@ func (l *Lease) lost(cause error) {
 	l.watchers = nil
 	l.mu.Unlock()
 	for _, f := range watchers {
-		f(cause)
+		if f != nil {
+			f(cause)
+		}
 	}
 }
 

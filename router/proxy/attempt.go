@@ -23,6 +23,7 @@ type attempt struct {
 	style   string
 	id      int64 // disagg_request_id; 0: aggregated
 	stamps  phase.Stamps
+	times   *times
 	failure *api.Error
 	fault   string // leg that failed it: ctx or gen
 	cutNS   *int64 // when the stream was cut that this attempt goes on after; nil: it begins the answer
@@ -50,10 +51,18 @@ func (a *attempt) fail(e *api.Error) *api.Error {
 	return e
 }
 
-func (a *attempt) now() *int64 {
-	t := a.s.p.o.Steady.Now()
-	return &t
+// times is the memory of an attempt's stamps, apart from the attempt, which a record must not hold.
+type times struct {
+	placed, genPrepare, genDispatch, genHeaders, firstToken, lastToken, firstSent int64
 }
+
+// stamp writes the time to t.
+func (a *attempt) stamp(t *int64) *int64 {
+	*t = a.s.p.o.Steady.Now()
+	return t
+}
+
+func (a *attempt) now() *int64 { return a.stamp(new(int64)) }
 
 func (a *attempt) place(tried *exclusions) *api.Error {
 	p := a.s.p
@@ -69,7 +78,7 @@ func (a *attempt) place(tried *exclusions) *api.Error {
 	if a.style != Aggregated {
 		a.id = p.ids.next()
 	}
-	a.stamps.PlacedNS = a.now()
+	a.stamps.PlacedNS = a.stamp(&a.times.placed)
 	p.health.begin(c)
 	p.met.decisions.WithLabelValues(c.Decision.Policy, a.style, c.Cause).Inc()
 	return nil
@@ -123,7 +132,7 @@ func roleWord(stage string) string {
 }
 
 func (a *attempt) single(ctx context.Context, cancel context.CancelCauseFunc) *api.Error {
-	a.stamps.GenPrepareNS = a.now()
+	a.stamps.GenPrepareNS = a.stamp(&a.times.genPrepare)
 	if e := a.openGen(ctx, a.genBody(nil)); e != nil {
 		cancel(e)
 		return e
@@ -146,7 +155,7 @@ const (
 
 // generationFirst: the generation node admits, then prefill starts, and its KV travels while it runs.
 func (a *attempt) generationFirst(ctx context.Context, cancel context.CancelCauseFunc) *api.Error {
-	a.stamps.GenPrepareNS = a.now()
+	a.stamps.GenPrepareNS = a.stamp(&a.times.genPrepare)
 	if e := a.openGen(ctx, a.genBody(a.genFirstParams())); e != nil {
 		cancel(e)
 		return e
@@ -229,28 +238,34 @@ func (a *attempt) contextFirst(ctx context.Context, cancel context.CancelCauseFu
 	return a.ending(cancel, a.relay(ctx))
 }
 
-// headers are those of both legs.
-func (a *attempt) headers() []upstream.Header {
+// header are the lines that both legs have.
+func (a *attempt) header() []byte {
 	s := a.s
-	h := append(make([]upstream.Header, 0, 9),
-		upstream.Header{Name: api.HeaderRequestID, Value: s.publicID()},
-		upstream.Header{Name: api.HeaderRouter, Value: s.p.o.Name},
-		upstream.Header{Name: api.HeaderRouterRequest, Value: s.id},
-		upstream.Header{Name: api.HeaderSub, Value: strconv.Itoa(a.sub.index)},
-		upstream.Header{Name: api.HeaderAttempt, Value: strconv.Itoa(a.n)},
-		upstream.Header{Name: api.HeaderReturnMetrics, Value: "1"},
-	)
+	line := func(b []byte, name, value string) []byte {
+		return append(append(append(append(b, name...), ": "...), value...), "\r\n"...)
+	}
+	number := func(b []byte, name string, n int64) []byte {
+		return append(strconv.AppendInt(append(append(b, name...), ": "...), n, 10), "\r\n"...)
+	}
+	b := line(make([]byte, 0, headerBytes), api.HeaderRequestID, s.publicID()) // ids and names were checked: they hold no line ends
+	b = line(b, api.HeaderRouter, s.p.o.Name)
+	b = line(b, api.HeaderRouterRequest, s.id)
+	b = number(b, api.HeaderSub, int64(a.sub.index))
+	b = number(b, api.HeaderAttempt, int64(a.n))
+	b = line(b, api.HeaderReturnMetrics, "1")
 	streamed := "0"
 	if s.req.Stream {
 		streamed = "1"
 	}
-	h = append(h, upstream.Header{Name: api.HeaderStreamed, Value: streamed})
+	b = line(b, api.HeaderStreamed, streamed)
 	if s.trace != "" {
-		h = append(h, upstream.Header{Name: api.HeaderTraceparent, Value: s.trace})
+		b = line(b, api.HeaderTraceparent, s.trace)
 	}
-	left := s.left()
-	return append(h, upstream.Header{Name: api.HeaderDeadline, Value: strconv.FormatInt(max(1, left.Milliseconds()), 10)})
+	return number(b, api.HeaderDeadline, max(1, s.left().Milliseconds()))
 }
+
+// headerBytes is room for the lines of most requests.
+const headerBytes = 384
 
 func (a *attempt) path() string {
 	if a.s.req.Chat {

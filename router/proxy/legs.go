@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net"
 	"os"
@@ -24,13 +23,13 @@ const (
 
 // openGen sends the generation leg (or the only leg) and waits for its 200: the node has admitted the request.
 func (a *attempt) openGen(ctx context.Context, b body) *api.Error {
-	a.stamps.GenDispatchNS = a.now()
+	a.stamps.GenDispatchNS = a.stamp(&a.times.genDispatch)
 	a.genLeg = a.leg(a.choice.Gen)
 	res, e := a.send(ctx, "gen", a.choice.Gen, b, a.genLeg)
 	if e != nil {
 		return e
 	}
-	a.stamps.GenHeadersNS = a.now()
+	a.stamps.GenHeadersNS = a.stamp(&a.times.genHeaders)
 	if !strings.HasPrefix(res.ContentType, sse.ContentType) {
 		_ = res.Close()
 		return api.Failed("gen", true, "generation node %s answered with %q, not a stream", a.choice.Gen.Name, res.ContentType)
@@ -49,12 +48,12 @@ func (a *attempt) leg(l *pool.Lease) *phase.Leg {
 // send posts a leg; a status other than 200 is an error in the node's own words.
 func (a *attempt) send(ctx context.Context, stage string, l *pool.Lease, b body, leg *phase.Leg) (*upstream.Response, *api.Error) {
 	l.Sent()
-	headers := a.headers()
+	header := a.header()
 	if stage == "gen" && a.style == GenerationFirst {
-		headers = append(headers, upstream.Header{Name: api.HeaderKVWait, Value: kvWaitMS})
+		header = append(header, api.HeaderKVWait+": "+kvWaitMS+"\r\n"...)
 	}
 	t1 := a.s.p.o.Steady.Now()
-	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{URL: l.URL, Path: a.path(), Headers: headers, Body: b.open, Tail: b.tail, Foreign: l.Foreign})
+	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{URL: l.URL, Path: a.path(), Header: header, Body: b.open, Tail: b.tail, Foreign: l.Foreign})
 	if err == nil && res.Clock != "" {
 		a.s.p.exchanged(l, res.Clock, t1)
 	}
@@ -118,7 +117,7 @@ func reason(err error) string {
 func (a *attempt) common() []api.Set {
 	req, b := a.s.req, a.sub
 	foreign := a.choice.Gen.Foreign
-	set := append(make([]api.Set, 0, 8), api.Set{Key: "n", Value: one(req.N)})
+	set := append(make([]api.Set, 0, 12), api.Set{Key: "n", Value: one(req.N)})
 	if !foreign || req.SeedSet {
 		seed := a.s.seed + uint64(b.index%req.N)
 		if req.SeedSet && int64(req.Sampling.Seed) < 0 { // it was sent signed
@@ -176,32 +175,30 @@ func (a *attempt) openBody(set []api.Set) []byte {
 // body is a leg's body in two parts, so that a long prompt is not copied.
 type body struct{ open, tail []byte }
 
+// tailBytes is room for what most legs have of their own.
+const tailBytes = 512
+
+// genTail ends the body of a generation leg; params nil: it is the only leg.
 func genTail(params []byte) []byte {
-	return api.AppendTail(nil, []api.Set{
-		{Key: "stream", Value: []byte("true")},
-		{Key: "stream_options", Value: []byte(`{"include_usage":true}`)},
-		{Key: "disaggregated_params", Value: params},
-	})
+	b := append(make([]byte, 0, tailBytes), `,"stream":true,"stream_options":{"include_usage":true}`...)
+	if params != nil {
+		b = append(append(b, `,"disaggregated_params":`...), params...)
+	}
+	return append(b, '}')
 }
 
 func (a *attempt) genBody(params []byte) body { return body{a.base(), genTail(params)} }
 
 func ctxBody(open []byte, id int64, style int) body {
-	params, _ := json.Marshal(api.DisaggParams{ // plain data: cannot fail
-		RequestType: api.ContextOnly, DisaggRequestID: &id, ScheduleStyle: &style,
-	})
-	return body{open, api.AppendTail(nil, []api.Set{
-		{Key: "stream", Value: []byte("false")},
-		{Key: "disaggregated_params", Value: params},
-	})}
+	b := append(make([]byte, 0, tailBytes), `,"stream":false,"disaggregated_params":`...)
+	b = api.LegParams{Type: api.ContextOnly, ID: id, Style: style}.Append(b)
+	return body{open, append(b, '}')}
 }
 
 func (a *attempt) genFirstParams() []byte {
-	style, endpoint := api.GenerationFirst, "tcp://"+a.choice.Ctx.KVAddr
-	b, _ := json.Marshal(api.DisaggParams{ // plain data: cannot fail
-		RequestType: api.GenerationOnly, DisaggRequestID: &a.id, CtxRequestID: &a.id, ScheduleStyle: &style, CtxInfoEndpoint: &endpoint,
-	})
-	return b
+	return api.LegParams{
+		Type: api.GenerationOnly, ID: a.id, CtxID: a.id, Style: api.GenerationFirst, Endpoint: "tcp://" + a.choice.Ctx.KVAddr,
+	}.Append(make([]byte, 0, tailBytes))
 }
 
 // genBodyAfter makes the generation leg of what the context leg answered. The worker's own members are copied as sent.
@@ -209,7 +206,7 @@ func (a *attempt) genBodyAfter(ans *api.CtxAnswer) (body, *api.Error) {
 	bad := func(what string) (body, *api.Error) {
 		return body{}, api.Failed("ctx", true, "context node %s: its answer %s", a.choice.Ctx.Name, what)
 	}
-	fields, err := api.SplitObject(nil, ans.Choices[0].Disagg)
+	fields, err := api.SplitObject(make([]api.Field, 0, 16), ans.Choices[0].Disagg)
 	if err != nil {
 		return bad("has no disaggregated_params")
 	}
@@ -229,7 +226,8 @@ func (a *attempt) genBodyAfter(ans *api.CtxAnswer) (body, *api.Error) {
 	if a.sub.ids == nil && len(ans.PromptTokenIDs) > 0 && string(ans.PromptTokenIDs) != "null" {
 		open = a.openBody(replace(a.common(), a.promptKey(), ans.PromptTokenIDs))
 	}
-	return body{open, genTail(api.AppendPatched(nil, fields, set, false))}, nil
+	params := make([]byte, 0, len(ans.Choices[0].Disagg)+tailBytes)
+	return body{open, genTail(api.AppendPatched(params, fields, set, false))}, nil
 }
 
 func (a *attempt) promptKey() string {

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -19,6 +20,8 @@ type metrics struct {
 	retries   *prometheus.CounterVec
 	decisions *prometheus.CounterVec
 	tokens    prometheus.Counter
+
+	exemplarNS atomic.Int64 // when a request last gave its id
 
 	resumes      prometheus.Counter
 	retryRefused prometheus.Counter

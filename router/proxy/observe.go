@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"meridian.internal/router/pool"
@@ -16,7 +18,10 @@ func (s *session) observe(e *api.Error, end int64) {
 		return
 	}
 	m.ended(phase.Finished, "")
-	id := prometheus.Labels{"request_id": s.id}
+	var id prometheus.Labels
+	if m.exemplarDue(end) {
+		id = prometheus.Labels{"request_id": s.id}
+	}
 	exemplar(m.e2e, end-s.received, id)
 	if a := s.subs[0].beginner(); a != nil && a.stamps.FirstTokenNS != nil {
 		exemplar(m.ttft, *a.stamps.FirstTokenNS-s.received, id)
@@ -25,10 +30,23 @@ func (s *session) observe(e *api.Error, end int64) {
 	m.tokens.Add(float64(s.usage().CompletionTokens))
 }
 
+// exemplarEvery is far below the usual interval of scrapes, which keep one of each bucket: more cost a request and are not
+// seen.
+const exemplarEvery = 20 * time.Millisecond
+
+// exemplarDue tells whether the request that ends now gives its id to the histograms.
+func (m *metrics) exemplarDue(now int64) bool {
+	last := m.exemplarNS.Load()
+	return now-last >= int64(exemplarEvery) && m.exemplarNS.CompareAndSwap(last, now)
+}
+
+// exemplar observes a time; id nil: without an exemplar.
 func exemplar(h prometheus.Histogram, ns int64, id prometheus.Labels) {
-	if o, ok := h.(prometheus.ExemplarObserver); ok {
+	if o, ok := h.(prometheus.ExemplarObserver); ok && id != nil {
 		o.ObserveWithExemplar(float64(ns)/1e9, id)
+		return
 	}
+	h.Observe(float64(ns) / 1e9)
 }
 
 // overheadNS is what the router itself took of the way to the first token: from the request's arrival to its first leg, from what

@@ -35,10 +35,10 @@ func (s *session) plan(ctx context.Context) *api.Error {
 		case ids != nil && (tok != nil || len(s.req.Prompts) > 1):
 			raw = api.AppendIDs(nil, ids)
 		case tok != nil:
-			ids = tok.Encode(p.Text)
+			ids = tok.Encode(p.Text())
 			raw = api.AppendIDs(nil, ids)
 		case ids == nil && len(s.req.Prompts) > 1:
-			raw = api.AppendString(nil, p.Text)
+			raw = api.AppendString(nil, p.Text())
 		}
 		if e := s.addPrompt(i, ids, raw, tok); e != nil {
 			return e

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"strconv"
 	"sync/atomic"
@@ -160,11 +159,8 @@ func (a *attempt) pickCtx() (*pool.Lease, error) {
 
 // move tells the generation node to fetch the KV from c, and waits until it says that it does.
 func (a *attempt) move(ctx context.Context, c *prefillCall) *api.Error {
-	endpoint := "tcp://" + c.lease.KVAddr
-	body, _ := json.Marshal(api.DisaggParams{ // plain data: cannot fail
-		RequestType: api.GenerationOnly, DisaggRequestID: &c.id, CtxRequestID: &c.id, CtxInfoEndpoint: &endpoint,
-	})
-	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{Method: "PUT", URL: a.choice.Gen.URL, Path: "/kv/" + strconv.FormatInt(a.id, 10), Headers: a.headers(), Body: body})
+	body := api.LegParams{Type: api.GenerationOnly, ID: c.id, CtxID: c.id, Style: api.GenerationFirst, Endpoint: "tcp://" + c.lease.KVAddr}.Append(nil)
+	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{Method: "PUT", URL: a.choice.Gen.URL, Path: "/kv/" + strconv.FormatInt(a.id, 10), Header: a.header(), Body: body})
 	if err != nil {
 		return api.Failed("gen", true, "generation node %s: %s", a.choice.Gen.Name, reason(err))
 	}

@@ -94,20 +94,19 @@ func (a *attempt) event(data []byte) *api.Error {
 		return e
 	}
 	if chunk.Usage != nil {
-		var u api.Usage
-		if json.Unmarshal(chunk.Usage, &u) == nil {
-			a.genUsage = &u
+		if u, err := api.ParseUsage(chunk.Usage); err == nil {
+			a.genUsage = u
 		}
 	}
 	if n := a.sub.note(chunk); n > 0 {
 		a.tokens += n
-		before := a.stamps.LastTokenNS
-		a.stamps.LastTokenNS = a.now()
-		if before != nil {
-			a.s.p.met.itl.Observe(float64(*a.stamps.LastTokenNS-*before) / 1e9)
-		}
-		if a.stamps.FirstTokenNS == nil {
-			a.stamps.FirstTokenNS = a.stamps.LastTokenNS
+		before := a.times.lastToken
+		a.stamps.LastTokenNS = a.stamp(&a.times.lastToken)
+		if a.stamps.FirstTokenNS != nil {
+			a.s.p.met.itl.Observe(float64(a.times.lastToken-before) / 1e9)
+		} else {
+			a.times.firstToken = a.times.lastToken
+			a.stamps.FirstTokenNS = &a.times.firstToken
 			a.kvThere.Store(true)
 			if a.style == Aggregated {
 				a.choice.Gen.PrefillDone()
@@ -178,7 +177,7 @@ func appendIDs(dst []int32, list []byte) ([]int32, bool) {
 // sends stamps the handing over of the first token.
 func (a *attempt) sends() {
 	if a.s.out != nil && a.stamps.FirstTokenSentNS == nil && a.stamps.FirstTokenNS != nil {
-		a.stamps.FirstTokenSentNS = a.now()
+		a.stamps.FirstTokenSentNS = a.stamp(&a.times.firstSent)
 	}
 }
 

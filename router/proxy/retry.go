@@ -26,7 +26,7 @@ func (b *sub) run(ctx context.Context) *api.Error {
 	var last *api.Error
 	var cut *int64 // the answer's last token came before
 	for n, row := 0, 0; ; n++ {
-		a := &attempt{s: b.s, sub: b, n: n, had: len(b.given), cutNS: cut}
+		a := &attempt{s: b.s, sub: b, n: n, had: len(b.given), cutNS: cut, times: new(times)}
 		if e := a.place(&tried); e != nil {
 			if last != nil {
 				return last // nobody else is there: what failed first says more

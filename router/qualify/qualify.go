@@ -170,10 +170,8 @@ func (q *Prober) send(ctx context.Context, t *pool.Target, body []byte, foreign 
 		left = max(time.Until(d).Milliseconds(), 1)
 	}
 	res, err := q.o.Client.Do(ctx, &upstream.Request{
-		URL: t.URL, Path: "/v1/completions", Body: body, Foreign: foreign, Headers: []upstream.Header{
-			{Name: api.HeaderProbe, Value: "1"}, {Name: api.HeaderRouter, Value: q.o.Router},
-			{Name: api.HeaderDeadline, Value: strconv.FormatInt(left, 10)},
-		},
+		URL: t.URL, Path: "/v1/completions", Body: body, Foreign: foreign,
+		Header: fmt.Appendf(nil, "%s: 1\r\n%s: %s\r\n%s: %d\r\n", api.HeaderProbe, api.HeaderRouter, q.o.Router, api.HeaderDeadline, left),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s node %s: %w", t.Role, t.Name, err)

@@ -91,15 +91,12 @@ func New(o Options) *Client {
 	return &Client{o: o, hosts: map[string]*host{}}
 }
 
-// Header is one request header. The caller vouches for both: no line ends.
-type Header struct{ Name, Value string }
-
 // Request is one request with a body of known length.
 type Request struct {
 	Method  string // default POST
 	URL     string // http://host:port without a path
 	Path    string
-	Headers []Header
+	Header  []byte // further lines, each with its line end; the caller vouches for them
 	Body    []byte
 	Tail    []byte // sent after Body; together they are the body
 	Foreign bool   // the node is none of the cluster: it does not get Options.Authorization
@@ -210,13 +207,7 @@ func (c *Client) appendHead(b []byte, host string, req *Request) []byte {
 	if c.o.Authorization != "" && !req.Foreign {
 		b = append(append(b, "\r\nAuthorization: "...), c.o.Authorization...)
 	}
-	for _, h := range req.Headers {
-		b = append(b, '\r', '\n')
-		b = append(b, h.Name...)
-		b = append(b, ':', ' ')
-		b = append(b, h.Value...)
-	}
-	return append(b, "\r\n\r\n"...)
+	return append(append(append(b, "\r\n"...), req.Header...), "\r\n"...)
 }
 
 func (c *Client) dial(ctx context.Context, u *host) (*conn, error) {

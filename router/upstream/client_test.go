@@ -18,7 +18,7 @@ import (
 
 func get(t *testing.T, c *Client, url, body string) (int, string) {
 	t.Helper()
-	res, err := c.Do(t.Context(), &Request{URL: url, Path: "/x", Body: []byte(body), Headers: []Header{{"X-A", "b"}}})
+	res, err := c.Do(t.Context(), &Request{URL: url, Path: "/x", Body: []byte(body), Header: []byte("X-A: b\r\n")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package api
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 )
 
 // CtxAnswer is what a router needs of a context leg's answer. Opaque parts stay as sent.
@@ -125,11 +126,45 @@ func parseUsage(v []byte) (*Usage, error) {
 	if isNull(v) {
 		return nil, nil
 	}
-	u := new(Usage)
-	if err := json.Unmarshal(v, u); err != nil {
+	return ParseUsage(v)
+}
+
+// ParseUsage reads a usage object as encoding/json does, for the members that Usage has; every leg brings one.
+func ParseUsage(v []byte) (*Usage, error) {
+	var few [8]Field
+	fields, err := SplitObject(few[:0], v)
+	if err != nil {
 		return nil, errUsage
 	}
+	u := new(Usage)
+	for _, f := range fields {
+		switch string(f.Key) {
+		case "prompt_tokens":
+			err = setCount(&u.PromptTokens, f.Value)
+		case "completion_tokens":
+			err = setCount(&u.CompletionTokens, f.Value)
+		case "total_tokens":
+			err = setCount(&u.TotalTokens, f.Value)
+		case "prompt_tokens_details":
+			if !isNull(f.Value) {
+				u.PromptTokensDetails = new(PromptTokensDetails)
+				err = json.Unmarshal(f.Value, u.PromptTokensDetails)
+			}
+		}
+		if err != nil {
+			return nil, errUsage
+		}
+	}
 	return u, nil
+}
+
+func setCount(n *int, v []byte) error {
+	if isNull(v) {
+		return nil
+	}
+	i, err := decodeInt(v, math.MinInt64, math.MaxInt64)
+	*n = int(i)
+	return err
 }
 
 var errUsage = errorWant("a usage object")

@@ -6,6 +6,7 @@ package api
 import (
 	"encoding/json"
 	"io"
+	"strconv"
 )
 
 // Request types of disaggregated_params.
@@ -49,6 +50,29 @@ func ReadDisagg(r io.Reader) (*DisaggParams, error) {
 		return nil, Invalid("", "want an object of disaggregated_params: %v", err)
 	}
 	return p, nil
+}
+
+// LegParams are the disaggregated_params that a router makes itself.
+type LegParams struct {
+	Type     string
+	ID       int64
+	CtxID    int64 // 0: absent
+	Style    int
+	Endpoint string // of the context node's KV; "": absent
+}
+
+// Append appends them as JSON.
+func (p LegParams) Append(b []byte) []byte {
+	b = append(append(append(b, `{"request_type":"`...), p.Type...), `","disagg_request_id":`...)
+	b = strconv.AppendInt(b, p.ID, 10)
+	if p.CtxID != 0 {
+		b = strconv.AppendInt(append(b, `,"ctx_request_id":`...), p.CtxID, 10)
+	}
+	if p.Endpoint != "" {
+		b = AppendString(append(b, `,"ctx_info_endpoint":`...), p.Endpoint)
+	}
+	b = strconv.AppendInt(append(b, `,"schedule_style":`...), int64(p.Style), 10)
+	return append(b, '}')
 }
 
 // Usage is OpenAI's usage object.

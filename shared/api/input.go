@@ -13,9 +13,8 @@ const wantPrompt = errorWant("a string, an array of token ids, or an array of th
 // setPrompt accepts the four forms: text, token ids, several texts, several arrays of ids.
 func (r *Request) setPrompt(v []byte) error {
 	if v[0] == '"' {
-		s, err := decodeString(v)
-		r.Prompts = []Prompt{{Text: s}}
-		return err
+		r.Prompts = []Prompt{{text: v}}
+		return nil
 	}
 	if v[0] != '[' {
 		return wantPrompt
@@ -32,8 +31,10 @@ func (r *Request) setPrompt(v []byte) error {
 	var bad error
 	err := eachElement(v, func(elem []byte) bool {
 		var p Prompt
-		if first == '"' {
-			p.Text, bad = decodeString(elem)
+		if first == '"' && elem[0] == '"' {
+			p.text = elem
+		} else if first == '"' {
+			bad = errString
 		} else {
 			p.IDs, bad = decodeIDs(elem)
 		}
@@ -143,7 +144,7 @@ func (r *Request) checkInput(lim Limits) *Error {
 		return Invalid("n", "%d prompts times n = %d exceed the limit of %d choices", len(r.Prompts), r.N, lim.MaxChoices)
 	}
 	for i, p := range r.Prompts {
-		if p.Text == "" && len(p.IDs) == 0 {
+		if len(p.text) <= len(`""`) && len(p.IDs) == 0 {
 			return Invalid("prompt", "prompt %d is empty", i)
 		}
 		if lim.ContextLen > 0 && len(p.IDs) >= lim.ContextLen {

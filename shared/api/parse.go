@@ -60,14 +60,31 @@ func (l Limits) withDefaults() Limits {
 }
 
 func checkDuplicates(fields []Field) *Error {
+	if len(fields) <= fewFields {
+		for i, f := range fields {
+			for _, g := range fields[:i] {
+				if string(f.Key) == string(g.Key) {
+					return givenTwice(f.Key)
+				}
+			}
+		}
+		return nil
+	}
 	seen := make(map[string]struct{}, len(fields))
 	for _, f := range fields {
 		if _, dup := seen[string(f.Key)]; dup {
-			return Invalid(paramName(f.Key), "%s is given twice", paramName(f.Key))
+			return givenTwice(f.Key)
 		}
 		seen[string(f.Key)] = struct{}{}
 	}
 	return nil
+}
+
+// fewFields are compared with each other faster than by a map.
+const fewFields = 24
+
+func givenTwice(key []byte) *Error {
+	return Invalid(paramName(key), "%s is given twice", paramName(key))
 }
 
 // paramName bounds a key that a client chose before it goes into a message.

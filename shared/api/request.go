@@ -35,8 +35,14 @@ const (
 
 // Prompt is one prompt of a completions request: a text or token ids.
 type Prompt struct {
-	Text string
 	IDs  []int32 // not nil: the client sent ids
+	text []byte  // a JSON string, aliases the body
+}
+
+// Text is the prompt where it is none of ids. A router whose nodes tokenize never asks.
+func (p Prompt) Text() string {
+	s, _ := decodeString(p.text) // it is one: setPrompt has looked
+	return s
 }
 
 // Request is a validated completions or chat request. Fields that it does not name are kept in Fields, and forwarded.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"math"
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -237,5 +238,34 @@ func BenchmarkRewriteChunk(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		_, dst, _ = RewriteChunk(dst[:0], in, false, rw)
+	}
+}
+
+// TestParseUsage holds it against encoding/json.
+func TestParseUsage(t *testing.T) {
+	for _, in := range []string{
+		`{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3,"prompt_tokens_details":{"cached_tokens":4}}`,
+		`{"prompt_tokens":null,"prompt_tokens_details":null,"more":[1]}`, `{}`, `[]`, `{"prompt_tokens":"1"}`, `{"total_tokens":1.5}`,
+		`{"prompt_tokens_details":{"cached_tokens":"x"}}`, `{`,
+	} {
+		var want Usage
+		wantErr := json.Unmarshal([]byte(in), &want)
+		got, err := ParseUsage([]byte(in))
+		if (err == nil) != (wantErr == nil) || err == nil && !reflect.DeepEqual(*got, want) {
+			t.Errorf("%s: %+v, %v; want %+v, %v", in, got, err, want, wantErr)
+		}
+	}
+}
+
+func TestLegParams(t *testing.T) {
+	for _, p := range []LegParams{{Type: ContextOnly, ID: 1}, {Type: GenerationOnly, ID: 1 << 60, CtxID: 3, Style: GenerationFirst, Endpoint: `tcp://h"x:1`}} {
+		var d DisaggParams
+		if err := json.Unmarshal(p.Append(nil), &d); err != nil {
+			t.Fatal(err)
+		}
+		if d.RequestType != p.Type || *d.DisaggRequestID != p.ID || *d.ScheduleStyle != p.Style ||
+			(d.CtxRequestID != nil) != (p.CtxID != 0) || (d.CtxInfoEndpoint != nil) != (p.Endpoint != "") || p.Endpoint != "" && *d.CtxInfoEndpoint != p.Endpoint {
+			t.Errorf("%+v became %+v", p, d)
+		}
 	}
 }

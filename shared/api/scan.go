@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -202,8 +203,26 @@ func (s *scanner) next(closing byte) (more bool, err error) {
 	return false, s.fail("want a comma or %q", closing)
 }
 
+// plainBytes is how many of the next bytes are neither a quote nor a backslash nor a control character, as far as words of
+// eight bytes show it: a long prompt is one string.
+func plainBytes(b []byte) int {
+	const ones, tops = 0x0101010101010101, 0x8080808080808080
+	n := 0
+	for ; n+8 <= len(b); n += 8 {
+		w := binary.LittleEndian.Uint64(b[n:])
+		quote, slash := w^(ones*'"'), w^(ones*'\\')
+		// A byte below c leaves its top bit in (w - c·ones) & ^w; a byte of 0 is below 1.
+		if ((quote-ones)&^quote|(slash-ones)&^slash|(w-ones*0x20)&^w)&tops != 0 {
+			break
+		}
+	}
+	return n
+}
+
 func (s *scanner) str() error {
-	for s.i++; s.i < len(s.b); s.i++ {
+	s.i++
+	s.i += plainBytes(s.b[s.i:])
+	for ; s.i < len(s.b); s.i++ {
 		switch c := s.b[s.i]; {
 		case c == '"':
 			s.i++

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 )
 
@@ -132,9 +133,23 @@ func AppendIDs(dst []byte, ids []int32) []byte {
 	return append(dst, ']')
 }
 
+// isPlain tells whether s is printable ASCII that needs no escape.
+func isPlain(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c < 0x20 || c >= 0x7f || c == '"' || c == '\\' {
+			return false
+		}
+	}
+	return true
+}
+
 // AppendString appends s as a JSON string. Invalid UTF-8 becomes U+FFFD; nothing else that is not needed is escaped.
 func AppendString(dst []byte, s string) []byte {
 	const hex = "0123456789abcdef"
+	if isPlain(s) {
+		dst = slices.Grow(dst, len(s)+2)
+		return append(append(append(dst, '"'), s...), '"')
+	}
 	dst = append(dst, '"')
 	for _, r := range s {
 		switch {

@@ -24,10 +24,13 @@ func (h Held) Ack() error {
 // InProgress does nothing: nobody brings the record again.
 func (h Held) InProgress() error { return nil }
 
+// recordBytes is room for most records.
+const recordBytes = 2 << 10
+
 // PublishHeld is Publish of a record without steps, which is sent after PublisherOptions.Hold unless it was acknowledged
 // meanwhile. Its spool entry is written at once all the same.
 func (p *Publisher) PublishHeld(rec *phase.Record) (Held, error) {
-	e := entry{subject: PhaseSubject(rec.Router, rec.Role, rec.Node), id: p.nextID(rec), kind: kindRecord, data: phase.Append(nil, rec)}
+	e := entry{subject: PhaseSubject(rec.Router, rec.Role, rec.Node), id: p.nextID(rec), kind: kindRecord, data: phase.Append(make([]byte, 0, recordBytes), rec)}
 	p.held.add(e.id)
 	err := p.put([]entry{e})
 	if err != nil {

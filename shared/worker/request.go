@@ -73,7 +73,7 @@ func (n *Node) promptsOf(ctx context.Context, r *api.Request) ([][]int32, *api.E
 	for _, p := range r.Prompts {
 		ids := p.IDs
 		if ids == nil {
-			ids = n.o.Tokenizer.Encode(p.Text, true)
+			ids = n.o.Tokenizer.Encode(p.Text(), true)
 		}
 		out = append(out, ids)
 	}
