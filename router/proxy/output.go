@@ -30,21 +30,21 @@ type stream struct {
 }
 
 // add rewrites a chunk of a node into the buffer.
-func (o *stream) add(a *attempt, data []byte) (api.Chunk, error) {
+func (o *stream) add(a *attempt, chunk *api.Chunk, data []byte) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if a.rewriter == nil {
 		s := a.s
 		a.rewriter = &api.Rewriter{Chat: s.req.Chat, Rewrite: api.Rewrite{ID: s.idJSON, Model: s.model, Created: s.created, Index: a.sub.index}}
 	}
-	chunk, out, err := a.rewriter.Chunk(o.data[:0], data)
+	out, err := a.rewriter.Chunk(chunk, o.data[:0], data)
 	o.data = out
 	if err != nil || chunk.Choices == 0 || chunk.Error != nil {
-		return chunk, err // usage and a worker's own events are not for clients
+		return err // usage and a worker's own events are not for clients
 	}
 	a.sub.started = true
 	o.buf = sse.AppendEvent(o.buf, out)
-	return chunk, nil
+	return nil
 }
 
 // waiting is how many bytes are buffered.
@@ -132,7 +132,7 @@ type answer struct {
 	message  *api.Message // tool calls, reasoning; nil: none
 }
 
-func (w *answer) add(c api.Chunk) {
+func (w *answer) add(c *api.Chunk) {
 	w.text = append(w.text, c.Text...)
 	if c.Finish != "" {
 		w.finish = c.Finish

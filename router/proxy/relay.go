@@ -83,8 +83,8 @@ func (a *attempt) ended() *api.Error {
 
 // event takes one chunk.
 func (a *attempt) event(data []byte) *api.Error {
-	chunk, e := a.take(data)
-	if e != nil {
+	var chunk api.Chunk
+	if e := a.take(&chunk, data); e != nil {
 		return e
 	}
 	if chunk.Error != nil {
@@ -98,7 +98,7 @@ func (a *attempt) event(data []byte) *api.Error {
 			a.genUsage = u
 		}
 	}
-	if n := a.sub.note(chunk); n > 0 {
+	if n := a.sub.note(&chunk); n > 0 {
 		a.tokens += n
 		before := a.times.lastToken
 		a.stamps.LastTokenNS = a.stamp(&a.times.lastToken)
@@ -120,23 +120,22 @@ func (a *attempt) event(data []byte) *api.Error {
 }
 
 // take hands the chunk to the client's stream or to the answer that is being assembled.
-func (a *attempt) take(data []byte) (api.Chunk, *api.Error) {
-	var chunk api.Chunk
+func (a *attempt) take(chunk *api.Chunk, data []byte) *api.Error {
 	var err error
 	if a.s.out != nil {
-		chunk, err = a.s.out.add(a, data)
-	} else if chunk, err = api.ReadChunk(data, a.s.req.Chat); err == nil {
+		err = a.s.out.add(a, chunk, data)
+	} else if *chunk, err = api.ReadChunk(data, a.s.req.Chat); err == nil {
 		a.sub.answer.add(chunk)
 	}
 	if err != nil {
-		return chunk, api.Failed("gen", true, "generation node %s sent a malformed event", a.choice.Gen.Name)
+		return api.Failed("gen", true, "generation node %s sent a malformed event", a.choice.Gen.Name)
 	}
-	return chunk, nil
+	return nil
 }
 
 // note keeps the tokens of a chunk and returns how many there are; a foreign worker does not name them, so that a chunk
 // with text counts as one.
-func (b *sub) note(c api.Chunk) int {
+func (b *sub) note(c *api.Chunk) int {
 	if c.TokenIDs == nil {
 		if len(c.Text) == 0 && c.Delta == nil {
 			return 0

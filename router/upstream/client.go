@@ -143,7 +143,7 @@ func (c *Client) Do(ctx context.Context, req *Request) (*Response, error) {
 	for {
 		cn := c.take(h)
 		if cn == nil {
-			if cn, err = c.dial(ctx, h); err != nil {
+			if cn, err = c.dialApart(ctx, h); err != nil {
 				return nil, fmt.Errorf("%w: dial %s: %w", ErrNotSent, h.Host, withCause(ctx, err))
 			}
 		}
@@ -208,6 +208,15 @@ func (c *Client) appendHead(b []byte, host string, req *Request) []byte {
 		b = append(append(b, "\r\nAuthorization: "...), c.o.Authorization...)
 	}
 	return append(append(append(b, "\r\n"...), req.Header...), "\r\n"...)
+}
+
+// dialApart dials on a goroutine of its own, whose stack goes with it: the request's would stay twice as large as it needs to
+// be for as long as it streams.
+func (c *Client) dialApart(ctx context.Context, h *host) (cn *conn, err error) {
+	var wait sync.WaitGroup
+	wait.Go(func() { cn, err = c.dial(ctx, h) })
+	wait.Wait()
+	return cn, err
 }
 
 func (c *Client) dial(ctx context.Context, u *host) (*conn, error) {

@@ -33,14 +33,17 @@ type Rewrite struct {
 
 // ReadChunk reads one chunk of a leg. It validates all of data.
 func ReadChunk(data []byte, chat bool) (Chunk, error) {
-	c, _, err := walkChunk(nil, data, chat, nil)
+	var c Chunk
+	_, err := walkChunk(&c, nil, data, chat, nil)
 	return c, err
 }
 
 // RewriteChunk reads one chunk and appends it to dst with id, model and index replaced and the members that are no
 // client's business removed (token_ids, disaggregated_params, usage unless kept). Unknown members are copied as sent.
 func RewriteChunk(dst, data []byte, chat bool, rw *Rewrite) (Chunk, []byte, error) {
-	return walkChunk(dst, data, chat, rw)
+	var c Chunk
+	dst, err := walkChunk(&c, dst, data, chat, rw)
+	return c, dst, err
 }
 
 // writer appends the members of a rewritten object; with a nil Rewrite nothing is written.
@@ -83,14 +86,13 @@ func (w *writer) member(key, value []byte) {
 	}
 }
 
-func walkChunk(dst, data []byte, chat bool, rw *Rewrite) (Chunk, []byte, error) {
+func walkChunk(c *Chunk, dst, data []byte, chat bool, rw *Rewrite) ([]byte, error) {
 	var arr [12]Field
 	fields, err := SplitObject(arr[:0], data)
 	if err != nil {
-		return Chunk{}, dst, err
+		return dst, err
 	}
 	w := &writer{dst: dst, on: rw != nil}
-	var c Chunk
 	w.open('{')
 	for _, f := range fields {
 		switch string(f.Key) {
@@ -102,8 +104,8 @@ func walkChunk(dst, data []byte, chat bool, rw *Rewrite) (Chunk, []byte, error) 
 			w.member(f.Key, rw.created(f.Value))
 		case "choices":
 			w.key(f.Key)
-			if err := walkChoices(w, &c, f.Value, chat, rw); err != nil {
-				return c, w.dst, err
+			if err := walkChoices(w, c, f.Value, chat, rw); err != nil {
+				return w.dst, err
 			}
 		case "usage":
 			c.Usage = notNull(f.Value)
@@ -121,7 +123,7 @@ func walkChunk(dst, data []byte, chat bool, rw *Rewrite) (Chunk, []byte, error) 
 	}
 	w.close('}')
 	c.OnlyMetadata = c.Choices == 0 && c.Usage == nil && c.Error == nil
-	return c, w.dst, nil
+	return w.dst, nil
 }
 
 func (rw *Rewrite) id(v []byte) []byte {

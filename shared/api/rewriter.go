@@ -16,18 +16,19 @@ type Rewriter struct {
 	outPost        []byte
 }
 
-// Chunk reads one chunk and appends its rewritten form to dst.
-func (w *Rewriter) Chunk(dst, data []byte) (Chunk, []byte, error) {
+// Chunk reads one chunk into c and appends its rewritten form to dst.
+func (w *Rewriter) Chunk(c *Chunk, dst, data []byte) ([]byte, error) {
 	if text, ids, ok := w.match(data); ok {
-		dst = append(append(append(dst, w.outPre...), text...), w.outPost...)
-		return Chunk{Choices: 1, Text: text, TokenIDs: ids}, dst, nil
+		*c = Chunk{Choices: 1, Text: text, TokenIDs: ids}
+		return append(append(append(dst, w.outPre...), text...), w.outPost...), nil
 	}
 	start := len(dst)
-	c, dst, err := RewriteChunk(dst, data, w.Chat, &w.Rewrite)
+	*c = Chunk{}
+	dst, err := walkChunk(c, dst, data, w.Chat, &w.Rewrite)
 	if err == nil {
-		w.learn(&c, data, dst[start:], start)
+		w.learn(c, data, dst[start:], start)
 	}
-	return c, dst, err
+	return dst, err
 }
 
 // match tells whether data is the remembered chunk with another text and other ids.

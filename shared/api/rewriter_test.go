@@ -14,7 +14,8 @@ func rewriterFor(chat bool) *Rewriter {
 // same holds a Rewriter's chunk against RewriteChunk's.
 func same(t *testing.T, w *Rewriter, data []byte) {
 	t.Helper()
-	got, out, err := w.Chunk([]byte("before "), data)
+	got := Chunk{Finish: "left over"}
+	out, err := w.Chunk(&got, []byte("before "), data)
 	want, wantOut, wantErr := RewriteChunk([]byte("before "), data, w.Chat, &w.Rewrite)
 	got.out, want.out = 0, 0
 	if (err == nil) != (wantErr == nil) {
@@ -83,7 +84,7 @@ func TestRewriterRemembersOrdinaryChunks(t *testing.T) {
 			if _, _, ok := w.match([]byte(c)); ok != (i >= 2) && name == "chat" || ok != (i >= 1) && name != "chat" {
 				t.Errorf("%s chunk %d: remembered %t", name, i, ok)
 			}
-			if _, _, err := w.Chunk(nil, []byte(c)); err != nil {
+			if _, err := w.Chunk(new(Chunk), nil, []byte(c)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -108,8 +109,9 @@ func BenchmarkRewriter(b *testing.B) {
 	b.Run("remembered", func(b *testing.B) {
 		w := rewriterFor(false)
 		var dst []byte
+		var c Chunk
 		for b.Loop() {
-			_, dst, _ = w.Chunk(dst[:0], data)
+			dst, _ = w.Chunk(&c, dst[:0], data)
 		}
 	})
 	b.Run("walked", func(b *testing.B) {

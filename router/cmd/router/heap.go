@@ -27,8 +27,12 @@ func heapRoom(ctx context.Context) {
 	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/stack:bytes"}, {Name: "/gc/scan/globals:bytes"}}
 	tick := time.NewTicker(roomLook)
 	defer tick.Stop()
+	idle := idleHeap{}
 	for percent := 0; ; {
 		metrics.Read(live)
+		if idle.due() {
+			debug.FreeOSMemory()
+		}
 		sum := uint64(0)
 		for _, s := range live {
 			sum += s.Value.Uint64()
@@ -44,6 +48,34 @@ func heapRoom(ctx context.Context) {
 		case <-tick.C:
 		}
 	}
+}
+
+const (
+	// idleBytes allocated in a second are so few that nothing is going on but what idles anyway.
+	idleBytes = 2 << 20
+	// garbageBytes are worth a collection for their own sake.
+	garbageBytes = 8 << 20
+)
+
+// idleHeap notices when garbage lies about because nothing is going on: with much room the collector would not come for long.
+type idleHeap struct{ last, collected uint64 }
+
+// due looks, once for each tick.
+func (h *idleHeap) due() bool {
+	total := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(total)
+	return h.look(total[0].Value.Uint64())
+}
+
+// look takes how much was allocated ever.
+func (h *idleHeap) look(allocs uint64) bool {
+	quiet := allocs-h.last < idleBytes
+	h.last = allocs
+	if !quiet || allocs-h.collected < garbageBytes {
+		return false
+	}
+	h.collected = allocs
+	return true
 }
 
 // gcPercent gives room for roomBytes, within relaxedGC and usualGC.

@@ -13,3 +13,16 @@ func TestTheHeapHasRoomButNotAMultiple(t *testing.T) {
 		}
 	}
 }
+
+func TestGarbageIsCollectedOnceNothingGoesOn(t *testing.T) {
+	const mib = 1 << 20
+	h := idleHeap{}
+	for i, c := range []struct {
+		allocs uint64
+		due    bool
+	}{{50 * mib, false}, {51 * mib, true}, {52 * mib, false}, {200 * mib, false}, {300 * mib, false}, {300 * mib, true}, {300 * mib, false}} {
+		if got := h.look(c.allocs); got != c.due {
+			t.Errorf("look %d at %d bytes: %t", i, c.allocs, got)
+		}
+	}
+}
