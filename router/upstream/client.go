@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
 	"meridian.internal/shared/sock"
@@ -112,9 +111,6 @@ type conn struct {
 	host  *host
 	used  bool
 	since time.Time // idle since
-
-	socket syscall.RawConn // under TLS too; nil: none
-	quiet  bool            // result of a look at it
 }
 
 // Do sends a request and reads the head of the answer. ctx bounds the whole exchange, the body included: when it ends, the
@@ -236,7 +232,7 @@ func (c *Client) dial(ctx context.Context, u *host) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &conn{Conn: sock.New(nc), host: u, socket: socketOf(nc)}, nil
+	return &conn{Conn: sock.New(nc), host: u}, nil
 }
 
 var (
@@ -264,7 +260,9 @@ func (c *Client) exchange(ctx context.Context, cn *conn, send func(*conn) error)
 	return res, nil
 }
 
-// take returns an idle connection, the most recently used first, so that surplus ones age.
+// take returns an idle connection, the most recently used first, so that surplus ones age. It looks whether the node has
+// closed it: a request could be lost on one that is closed, and sending it again is no way out, since the node may have taken
+// it and the hand-over of its KV is for one consumer.
 func (c *Client) take(h *host) *conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -272,7 +270,7 @@ func (c *Client) take(h *host) *conn {
 		cn := h.idle[n-1]
 		h.idle[n-1] = nil
 		h.idle = h.idle[:n-1]
-		if time.Since(cn.since) < c.o.IdleTimeout && cn.alive() {
+		if time.Since(cn.since) < c.o.IdleTimeout && cn.Quiet() {
 			return cn
 		}
 		_ = cn.Close()

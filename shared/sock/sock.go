@@ -5,6 +5,7 @@
 package sock
 
 import (
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -23,6 +24,9 @@ type Conn struct {
 	net.Conn // for its addresses and Close; its Read would miss what is buffered
 
 	raw      syscall.RawConn // nil: no socket
+	under    syscall.RawConn // the socket, also where TLS is above it; nil: none
+	lookFn   func(uintptr) bool
+	quiet    bool // what the last look said
 	readFn   func(uintptr) bool
 	writeFn  func(uintptr) bool
 	pooled   *[]byte // of buffers; nil: none is held, or one that is larger
@@ -45,10 +49,22 @@ type deadline struct{ want, has time.Time }
 // New wraps c, which belongs to the Conn from then on.
 func New(c net.Conn) *Conn {
 	s := &Conn{Conn: c}
-	if t, ok := c.(*net.TCPConn); ok {
-		if raw, err := t.SyscallConn(); err == nil {
-			s.raw, s.readFn, s.writeFn = raw, s.tryRead, s.tryWrite
-		}
+	socket := c
+	secure, ok := c.(*tls.Conn)
+	if ok {
+		socket = secure.NetConn()
+	}
+	tcp, ok := socket.(*net.TCPConn)
+	if !ok {
+		return s
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return s
+	}
+	s.under, s.lookFn = raw, s.look
+	if secure == nil {
+		s.raw, s.readFn, s.writeFn = raw, s.tryRead, s.tryWrite
 	}
 	return s
 }
@@ -150,7 +166,7 @@ func (c *Conn) tryRead(fd uintptr) bool {
 		p = c.buf[c.to:]
 	}
 	for {
-		n, err := syscall.Read(int(fd), p)
+		n, err := read(fd, p)
 		switch {
 		case err == nil && n > 0:
 			c.n = n
@@ -190,7 +206,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 // tryWrite is called when there may be room; false waits until there is.
 func (c *Conn) tryWrite(fd uintptr) bool {
 	for len(c.out) > 0 {
-		n, err := syscall.Write(int(fd), c.out)
+		n, err := write(fd, c.out)
 		if n > 0 {
 			c.out = c.out[n:]
 		}
@@ -204,6 +220,22 @@ func (c *Conn) tryWrite(fd uintptr) bool {
 			return true
 		}
 	}
+	return true
+}
+
+// Quiet tells whether the other side has neither closed the connection nor sent anything that was not read. Without a socket
+// nobody can tell: it says yes.
+func (c *Conn) Quiet() bool {
+	if c.under == nil {
+		return true
+	}
+	c.quiet = false
+	return c.under.Read(c.lookFn) == nil && c.quiet
+}
+
+// look never waits.
+func (c *Conn) look(fd uintptr) bool {
+	c.quiet = silent(fd)
 	return true
 }
 

@@ -145,3 +145,24 @@ func TestWriteNeedsNoReader(t *testing.T) {
 		}
 	})
 }
+
+func TestQuiet(t *testing.T) {
+	c, peer := pair(t, true)
+	if !c.Quiet() {
+		t.Error("nothing was sent")
+	}
+	_, _ = io.WriteString(peer, "x")
+	for c.Quiet() {
+		time.Sleep(time.Millisecond) // it is on its way
+	}
+	if err := c.Fill(); err != nil || string(c.Buffered()) != "x" {
+		t.Errorf("the look took it: %v %q", err, c.Buffered())
+	}
+	if !c.Quiet() {
+		t.Error("all was read")
+	}
+	peer.Close()
+	for c.Quiet() {
+		time.Sleep(time.Millisecond)
+	}
+}

@@ -1,0 +1,18 @@
+//go:build unix && !linux
+
+package sock
+
+import (
+	"errors"
+	"syscall"
+)
+
+func read(fd uintptr, p []byte) (int, error)  { return syscall.Read(int(fd), p) }
+func write(fd uintptr, p []byte) (int, error) { return syscall.Write(int(fd), p) }
+
+// silent tells whether a socket has nothing to read, not even its end.
+func silent(fd uintptr) bool {
+	var one [1]byte
+	_, _, err := syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+	return errors.Is(err, syscall.EAGAIN)
+}
