@@ -74,7 +74,6 @@ type Collector struct {
 	written *ring
 	unacked []ack // of lines that are in the writers' memory
 	failing bool
-	scratch []byte         // the line that is being made
 	amend   []*writtenLine // amendments that could not be written yet
 	ending  bool           // the files are being closed
 }

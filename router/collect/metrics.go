@@ -17,6 +17,7 @@ type metrics struct {
 	open                          prometheus.GaugeFunc
 	unaccounted                   prometheus.Histogram
 	spans                         *prometheus.HistogramVec
+	bySpan                        map[string]prometheus.Observer // what spans has made; owned by Run
 }
 
 func newMetrics(c *Collector) *metrics {
@@ -45,6 +46,7 @@ func newMetrics(c *Collector) *metrics {
 		unaccounted: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "meridian_timeline_unaccounted_seconds", Help: "Absolute time of requests that no span covers.", Buckets: buckets}),
 		spans: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "meridian_span_seconds", Help: "Duration of the spans of requests.", Buckets: buckets},
 			[]string{"span"}),
+		bySpan: map[string]prometheus.Observer{},
 	}
 }
 
@@ -72,7 +74,13 @@ func (m *metrics) line(l *timeline.Line) {
 		m.unaccounted.Observe(abs(float64(*l.UnaccountedNS)) / 1e9)
 	}
 	for i := range l.Spans {
-		m.spans.WithLabelValues(l.Spans[i].Name).Observe(float64(l.Spans[i].DurNS) / 1e9)
+		name := l.Spans[i].Name
+		h := m.bySpan[name]
+		if h == nil {
+			h = m.spans.WithLabelValues(name)
+			m.bySpan[name] = h
+		}
+		h.Observe(float64(l.Spans[i].DurNS) / 1e9)
 	}
 }
 

@@ -1,7 +1,6 @@
 package collect
 
 import (
-	"bytes"
 	"errors"
 	"strings"
 	"time"
@@ -200,8 +199,7 @@ func (c *Collector) retryAmendments() {
 
 // emit appends a line to a file's memory and shows it to readers.
 func (c *Collector) emit(to *jsonl.Writer, l *timeline.Line, acks []ack) bool {
-	c.scratch = timeline.Append(c.scratch[:0], l)
-	line := bytes.Clone(c.scratch) // readers keep it
+	line := timeline.Append(make([]byte, 0, usualLine), l) // readers keep it
 	at, err := to.Append(line)
 	if errors.Is(err, jsonl.ErrFull) {
 		c.flush()
@@ -225,7 +223,10 @@ func (c *Collector) emit(to *jsonl.Writer, l *timeline.Line, acks []ack) bool {
 	return true
 }
 
-const flushBytes = 256 << 10
+const (
+	flushBytes = 256 << 10
+	usualLine  = 4 << 10 // a line without steps fits
+)
 
 // flush writes the waiting lines, then acknowledges their records: in this order, or a crash would lose them.
 func (c *Collector) flush() {
@@ -319,7 +320,7 @@ func newRing(n int) *ring {
 func (g *ring) find(id string) *writtenLine { return g.byID[id] }
 
 func (g *ring) add(r *request, complete bool) {
-	w := &writtenLine{id: strings.Clone(r.id)}
+	w := &writtenLine{id: strings.Clone(r.id), keys: make([]timeline.Key, 0, len(r.parts))}
 	for _, p := range r.parts {
 		w.keys = append(w.keys, keptKey(timeline.KeyOf(p.Record)))
 	}

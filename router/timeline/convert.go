@@ -53,10 +53,9 @@ type source struct {
 	Part
 	clock  phase.Clock
 	est    clock.Estimate
-	ok     bool  // aligned
-	bound  int64 // largest so far
-	origin int64 // reference ns of the line's start
-	all    [phase.StampCount]phase.Stamp
+	ok     bool              // aligned
+	bound  int64             // largest so far
+	origin int64             // reference ns of the line's start
 	points [pointCount]point // see pointNames
 }
 
@@ -80,21 +79,18 @@ func (s *source) stamp(ns *int64) point {
 	return s.place(*ns)
 }
 
-// newSource chooses the estimate by the record's first stamp.
-func newSource(p Part, c Clocks, ref clock.ID) *source {
-	s := &source{Part: p}
-	r := p.Record
+// choose takes the clock of the record, and the estimate by its first stamp.
+func (s *source) choose(c Clocks, ref clock.ID) {
+	r := s.Record
 	if i := r.Stamps.Clock; i >= 0 && i < len(r.Clocks) {
 		s.clock = r.Clocks[i]
 	} else {
 		s.clock = phase.Clock{ID: r.Instance}
 	}
-	s.all = r.Stamps.All()
-	for _, f := range s.all {
+	for _, f := range r.Stamps.All() {
 		if *f.NS != nil {
 			s.est, s.ok = c.estimate(ref, s.clock, **f.NS)
 			break
 		}
 	}
-	return s
 }

@@ -55,8 +55,8 @@ func compile(stages []stage) []stage {
 // convert places every stamp of the source, each once.
 func (s *source) convert() {
 	s.bound = 0
-	for i := range s.all {
-		s.points[i] = s.stamp(*s.all[i].NS)
+	for i, f := range s.Record.Stamps.All() {
+		s.points[i] = s.stamp(*f.NS)
 	}
 	if t := s.Record.Transfer; t != nil {
 		for i, ns := range [...]*int64{t.RequestedNS, t.StartNS, t.LastByteNS, t.InstalledNS} {

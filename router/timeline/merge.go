@@ -36,8 +36,11 @@ func Merge(parts []Part, c Clocks) *Line {
 	if router != nil {
 		ref = router.Instance
 	}
-	for _, p := range parts {
-		m.sources = append(m.sources, newSource(p, c, ref))
+	sources := make([]source, len(parts))
+	for i := range sources {
+		sources[i].Part = parts[i]
+		sources[i].choose(c, ref)
+		m.sources = append(m.sources, &sources[i])
 	}
 	m.line.Reference = ref
 	m.setOrigin()
@@ -246,8 +249,8 @@ func (m *merger) fillPhases() {
 		}
 		refs := new([transferPoint + len(transferNames)]int64) // one allocation for all
 		p.Stamps = make([]Stamp, 0, 14)
-		for i := range s.all {
-			p.Stamps = s.appendStamp(p.Stamps, i, *s.all[i].NS, refs)
+		for i, f := range r.Stamps.All() {
+			p.Stamps = s.appendStamp(p.Stamps, i, *f.NS, refs)
 		}
 		if t := r.Transfer; t != nil {
 			p.Peer, p.Bytes = t.Peer, t.Bytes
