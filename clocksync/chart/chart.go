@@ -166,8 +166,8 @@ var marks = []struct {
 	color  color.Color
 	states []clock.State
 }{
-	{"holdover or joining", amber, []clock.State{clock.Holdover, clock.Joining}},
-	{"suspect, quarantined or void", alarm, []clock.State{clock.Suspect, clock.Quarantined, clock.Void}},
+	{"orange: holdover or joining", amber, []clock.State{clock.Holdover, clock.Joining}},
+	{"red: suspect, quarantined or void", alarm, []clock.State{clock.Suspect, clock.Quarantined, clock.Void}},
 }
 
 func (s Series) plots() ([]*plot.Plot, error) {
@@ -177,7 +177,7 @@ func (s Series) plots() ([]*plot.Plot, error) {
 		values   []float64
 	}{
 		{fmt.Sprintf("%s: offset minus a line of %+.3f ppm, with its bound", s.Title, s.SkewPPM), "µs", s.Residual},
-		{"stated bound", "µs", s.Bound},
+		{"stated bound" + s.legend(), "µs", s.Bound},
 		{"least round trip of the burst", "µs", s.RTT},
 	} {
 		p := plot.New()
@@ -203,12 +203,26 @@ func (s Series) plots() ([]*plot.Plot, error) {
 		if p.X.Max <= p.X.Min {
 			p.X.Min, p.X.Max = -1, 0
 		}
-		if err := s.marked(p, c.values, i == 0); err != nil {
+		if err := s.marked(p, c.values); err != nil {
 			return nil, fmt.Errorf("draw %s: %w", c.title, err)
 		}
 		out = append(out, p)
 	}
 	return out, nil
+}
+
+// legend says what the marks mean, those that there are. It is a part of a title, where it hides nothing.
+func (s Series) legend() string {
+	text := ""
+	if len(s.Steps) > 0 {
+		text += "; dashed: a step"
+	}
+	for _, m := range marks {
+		if slices.ContainsFunc(s.State, func(st clock.State) bool { return slices.Contains(m.states, st) }) {
+			text += "; " + m.name
+		}
+	}
+	return text
 }
 
 // curve draws values, interrupted where the clock was stepped, over the band of the bounds.
@@ -236,8 +250,8 @@ func (s Series) curve(p *plot.Plot, values []float64, band bool) error {
 }
 
 // marked draws a dashed line at each step, and a dot at each estimate of a state that is not as it should be.
-func (s Series) marked(p *plot.Plot, values []float64, legend bool) error {
-	for i, at := range s.Steps {
+func (s Series) marked(p *plot.Plot, values []float64) error {
+	for _, at := range s.Steps {
 		x := (s.T[at-1] + s.T[at]) / 2
 		line, err := plotter.NewLine(plotter.XYs{{X: x, Y: p.Y.Min}, {X: x, Y: p.Y.Max}})
 		if err != nil {
@@ -245,9 +259,6 @@ func (s Series) marked(p *plot.Plot, values []float64, legend bool) error {
 		}
 		line.Color, line.Dashes = alarm, []vg.Length{vg.Points(4), vg.Points(3)}
 		p.Add(line)
-		if legend && i == 0 {
-			p.Legend.Add("step", line)
-		}
 	}
 	for _, m := range marks {
 		var xy plotter.XYs
@@ -265,9 +276,6 @@ func (s Series) marked(p *plot.Plot, values []float64, legend bool) error {
 		}
 		dots.Color, dots.Radius, dots.Shape = m.color, vg.Points(1.8), draw.CircleGlyph{}
 		p.Add(dots)
-		if legend {
-			p.Legend.Add(m.name, dots)
-		}
 	}
 	return nil
 }

@@ -86,10 +86,8 @@ func TestAStepAndBadStatesAreShown(t *testing.T) {
 	if err := s.Write(&svg, "svg"); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{">step<", ">holdover or joining<", ">suspect, quarantined or void<"} {
-		if !strings.Contains(svg.String(), want) {
-			t.Errorf("no legend %s", want)
-		}
+	if want := "stated bound; dashed: a step; orange: holdover or joining; red: suspect, quarantined or void"; !strings.Contains(svg.String(), want) {
+		t.Errorf("no title %q", want)
 	}
 	// A clock that is only fast, and one whose bound is wide, are not stepped.
 	fast := []clock.Published{at(local, 0, 0), at(local, 10, 4_900_000)}

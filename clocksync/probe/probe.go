@@ -59,7 +59,8 @@ type Options struct {
 
 const (
 	defaultTimeout = 200 * time.Millisecond
-	// After udpTries bursts without a UDP reply HTTP is used, and UDP is tried again after udpAgain bursts.
+	// After udpTries bursts without a UDP reply HTTP is used, and UDP is tried again after 1, 2, 4, at last after udpAgain bursts: a
+	// process that was stopped for a while answers over HTTP first, since that waits longer.
 	udpTries = 2
 	udpAgain = 30
 )
@@ -71,7 +72,8 @@ type Prober struct {
 	udp    *udpProber
 	web    *webProber
 	failed int // UDP bursts in a row without a reply
-	rest   int // bursts until UDP is tried again
+	pause  int // bursts over HTTP until UDP is tried again
+	rest   int // of these are left
 }
 
 // New returns a prober; it opens nothing yet.
@@ -107,14 +109,15 @@ func (p *Prober) Burst(ctx context.Context, n int) (Burst, error) {
 	if p.udp != nil && (p.rest == 0 || p.web == nil) {
 		b, err := p.udp.burst(ctx, n)
 		if err == nil {
-			p.failed = 0
+			p.failed, p.pause = 0, 0
 			return b, nil
 		}
 		p.failed++
 		if p.web == nil || p.failed < udpTries || ctx.Err() != nil {
 			return Burst{}, err
 		}
-		p.rest = udpAgain
+		p.pause = min(max(1, 2*p.pause), udpAgain)
+		p.rest = p.pause
 	}
 	if p.rest > 0 {
 		p.rest--
@@ -124,7 +127,7 @@ func (p *Prober) Burst(ctx context.Context, n int) (Burst, error) {
 	}
 	b, err := p.web.burst(ctx, n)
 	if err != nil {
-		p.rest = 0 // the peer is away, which says nothing against UDP
+		p.pause, p.rest = 0, 0 // the peer is away, which says nothing against UDP
 	}
 	return b, err
 }

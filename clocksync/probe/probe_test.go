@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -166,6 +167,24 @@ func TestAPeerThatWasAwayIsAskedOverUDPAgain(t *testing.T) {
 	t.Cleanup(func() { cancel(); <-done })
 	if b, err := p.Burst(t.Context(), 1); err != nil || b.Transport == HTTP {
 		t.Errorf("back again: %+v %v", b, err)
+	}
+}
+
+// A process that was stopped for a while answers over HTTP first. UDP is tried again soon, and ever more seldom if it stays dead.
+func TestUDPIsTriedAgainSoonAfterAPause(t *testing.T) {
+	server := steady(t, clock.Options{})
+	web := httptest.NewServer(clock.OffsetHandler(server, clock.NewAdjusted(server)))
+	t.Cleanup(web.Close)
+	p := prober(t, steady(t, clock.Options{}), Options{ClockAddr: "127.0.0.1:1", URL: web.URL, Timeout: 50 * time.Millisecond})
+	tried, before := []int{}, 0
+	for i := range 200 {
+		_, _ = p.Burst(t.Context(), 1)
+		if p.failed != before {
+			tried, before = append(tried, i), p.failed
+		}
+	}
+	if want := []int{0, 1, 2, 4, 8, 16, 32, 62, 92, 122, 152, 182}; !slices.Equal(tried, want) {
+		t.Errorf("UDP was tried in bursts %v, want %v", tried, want)
 	}
 }
 
