@@ -88,7 +88,7 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 		return err
 	}
 	so := kvwire.ServerOptions{
-		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info), Epoch: uint64(instance), Lease: c.KVLease, Blocks: dev.Info.KVBlocks,
+		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info, dev.Engine.Ranks()), Epoch: uint64(instance), Lease: c.KVLease, Blocks: dev.Info.KVBlocks * dev.Engine.Ranks(),
 		Now: d.Steady.Now, Logger: log, Key: d.Cluster.Key("kv"),
 	}
 	if s := dev.Sharer(); s != nil {
@@ -129,7 +129,7 @@ func (p *Prefiller) release(c echo.Context) error {
 func ledgerOf(d *worker.Daemon, dev *device.Device) ledger.Engine {
 	return ledger.Engine{
 		Static: dev.Static(d.Name, string(d.Steady.ID())), Model: dev.Name, Device: dev.Info.Device,
-		PrefixReuse: dev.Engine.Config().PrefixReuse, Blocks: dev.Info.KVBlocks, Load: dev.Engine.Load,
+		PrefixReuse: dev.Engine.Config().PrefixReuse, Ranks: dev.Engine.Ranks(), Blocks: dev.Info.KVBlocks, Load: dev.Engine.Load,
 	}
 }
 

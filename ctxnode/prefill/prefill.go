@@ -19,9 +19,14 @@ import (
 	"meridian.internal/shared/worker"
 )
 
+// Engine runs requests. *ranks.Group and *engine.Engine are such.
+type Engine interface {
+	Submit(infer.Request) (*engine.Sequence, error)
+}
+
 // Prefiller starts context legs.
 type Prefiller struct {
-	Engine   *engine.Engine
+	Engine   Engine
 	Server   *kvwire.Server
 	Endpoint string // host:port of the KV listener, as others reach it
 }
@@ -62,7 +67,7 @@ func (p *Prefiller) Context(ctx context.Context, l *worker.Leg) (worker.Sequence
 		return nil, &api.Error{Code: http.StatusConflict, Type: api.TypeInvalid, Param: "disaggregated_params.disagg_request_id", Stage: "ctx", Message: err.Error()}
 	}
 	endpoint, id := "tcp://"+p.Endpoint, l.Request.ID
-	rank, style := 0, api.ContextFirst
+	rank, style := seq.Rank(), api.ContextFirst
 	if l.Style == "generation_first" {
 		style = api.GenerationFirst
 	}

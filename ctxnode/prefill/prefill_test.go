@@ -43,7 +43,7 @@ func newRig(t *testing.T, step, lease time.Duration) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hello := kvwire.HelloOf("ctx0", "", dev.Info)
+	hello := kvwire.HelloOf("ctx0", "", dev.Info, 1)
 	r := &rig{dev: dev, Prefiller: &Prefiller{Engine: dev.Engine, Endpoint: ln.Addr().String()}}
 	r.Server = kvwire.NewServer(kvwire.ServerOptions{Hello: hello, Epoch: 1, Blocks: dev.Info.KVBlocks, Lease: lease, Now: now, Logger: log})
 	hello.Node = "gen0"

@@ -22,9 +22,15 @@ import (
 	"meridian.internal/shared/worker"
 )
 
+// Engine runs requests. *ranks.Group and *engine.Engine are such.
+type Engine interface {
+	Submit(infer.Request) (*engine.Sequence, error)
+	Reserve(context.Context, infer.Request) (*engine.Reservation, error)
+}
+
 // Decoder starts generation legs.
 type Decoder struct {
-	Engine *engine.Engine
+	Engine Engine
 	Client *kvwire.Client
 	EOS    []int32
 	Knows  func(addr string) bool // tells whether addr is the KV listener of a context node of this cluster

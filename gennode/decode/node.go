@@ -73,7 +73,7 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 		return err
 	}
 	ko := kvwire.ClientOptions{
-		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info), Epoch: uint64(instance), Now: d.Steady.Now, Logger: log,
+		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info, dev.Engine.Ranks()), Epoch: uint64(instance), Now: d.Steady.Now, Logger: log,
 		Key: d.Cluster.Key("kv"),
 	}
 	if t := d.Cluster.Client; t != nil {
@@ -118,7 +118,7 @@ func registered(r *node.Registry, addr string) bool {
 func ledgerOf(d *worker.Daemon, dev *device.Device) ledger.Engine {
 	return ledger.Engine{
 		Static: dev.Static(d.Name, string(d.Steady.ID())), Model: dev.Name, Device: dev.Info.Device,
-		PrefixReuse: dev.Engine.Config().PrefixReuse, Blocks: dev.Info.KVBlocks, Load: dev.Engine.Load,
+		PrefixReuse: dev.Engine.Config().PrefixReuse, Ranks: dev.Engine.Ranks(), Blocks: dev.Info.KVBlocks, Load: dev.Engine.Load,
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"meridian.internal/gpu/backend"
@@ -12,6 +13,7 @@ import (
 	"meridian.internal/gpu/engine"
 	"meridian.internal/gpu/model"
 	"meridian.internal/gpu/profile"
+	"meridian.internal/gpu/ranks"
 	"meridian.internal/gpu/sim"
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/token"
@@ -22,18 +24,21 @@ type Device struct {
 	Name      string // of the model, as clients name it
 	Model     *model.Model
 	Tokenizer *token.Tokenizer
-	Engine    *engine.Engine
+	Engine    *ranks.Group
 	Info      backend.Info
 	// CardClock is what is known of the card's clock; nil where stamps are the process's own.
 	CardClock func() (clock.Estimate, bool)
 
-	backend backend.Backend
-	gpu     int // the card of --device cuda
+	backends []backend.Backend // of the ranks
+	gpu      int               // the card of --device cuda
 }
 
 // Sharer is the back end if it can share KV with other processes of the host, nil otherwise.
 func (d *Device) Sharer() backend.Sharer {
-	s, _ := d.backend.(backend.Sharer)
+	if len(d.backends) > 1 {
+		return nil // what is shared is one block memory
+	}
+	s, _ := d.backends[0].(backend.Sharer)
 	return s
 }
 
@@ -71,20 +76,22 @@ func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) 
 	if err != nil {
 		return nil, err
 	}
-	if d.backend, d.CardClock, err = openBackend(o, d.Model, room, now); err != nil {
-		return nil, fmt.Errorf("--device %s: %w", o.Device, err)
+	for range o.Ranks {
+		var b backend.Backend
+		if b, d.CardClock, err = openBackend(o, d.Model, room, now); err != nil {
+			return nil, fmt.Errorf("--device %s: %w", o.Device, err)
+		}
+		d.backends = append(d.backends, b)
 	}
-	d.Info = d.backend.Info()
+	d.Info = d.backends[0].Info()
 	cfg := engine.Config{
 		MaxBatchSize: o.MaxBatchSize, MaxNumTokens: o.MaxNumTokens, MaxWaiting: o.MaxWaiting, Overlap: o.Overlap,
 		PrefixReuse: o.PrefixReuse, HostKVBytes: int64(o.KVHostMemory), DiskKVDir: o.KVDisk.Dir, DiskKVBytes: int64(o.KVDisk.Size), EOS: d.Model.Config.EOS, Now: now, Logger: log, MaxStepRecords: o.Sink.MaxStepRecords,
 		ExportDeadline: holdLimit, ReserveDeadline: holdLimit, KVEvents: o.KVEvents, Epoch: o.KVEpoch,
 		Profile: &profile.Options{Name: o.Sink.Node, Dir: o.ProfileDir, Windows: o.ProfileStartStop},
 	}
-	if err := keepStatistics(&cfg, o.Sink, d.backend.Info()); err != nil {
-		return nil, err
-	}
-	if d.Engine, err = engine.New(cfg, d.backend); err != nil {
+	d.Engine, err = ranks.New(ranks.Options{Engine: cfg, Backends: d.backends, Sink: o.Sink, Deadline: o.RankDeadline})
+	if err != nil {
 		return nil, err
 	}
 	return d, nil
@@ -109,16 +116,24 @@ func openBackend(o Options, m *model.Model, room room, now func() int64) (b back
 	}
 	b, err = cpu.New(m, cpu.Options{
 		TokensPerBlock: o.TokensPerBlock, KVBlocks: room.blocks, WindowBlocks: room.windowBlocks, MaxSlots: o.MaxBatchSize,
-		Threads: o.Threads, Now: now,
+		Threads: o.threads(), Now: now,
 	})
 	return b, nil, err
+}
+
+// threads is the number of goroutines of each rank on the cpu device.
+func (o *Options) threads() int {
+	if o.Threads > 0 {
+		return o.Threads
+	}
+	return max(1, runtime.GOMAXPROCS(0)/o.Ranks)
 }
 
 // Close frees the device. The engine must have ended.
 func (d *Device) Close() error {
 	var errs []error
-	if d.backend != nil {
-		errs = append(errs, d.backend.Close())
+	for _, b := range d.backends {
+		errs = append(errs, b.Close())
 	}
 	if d.Model != nil {
 		errs = append(errs, d.Model.Close())

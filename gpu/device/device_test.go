@@ -29,7 +29,7 @@ func TestOptionsThatCannotBeAreRefusedByName(t *testing.T) {
 		want string
 		edit func(*Options)
 	}{
-		{"--ranks 2: not available", func(o *Options) { o.Ranks = 2 }},
+		{"--ranks 65: must be at most 64", func(o *Options) { o.Ranks = 65 }},
 		{"--pp 2: not available", func(o *Options) { o.PP = 2 }},
 		{"--kv-host-memory 1024 keeps blocks for reuse", func(o *Options) { o.KVHostMemory, o.PrefixReuse = 1024, false }},
 		{"--device cuda: not available", func(o *Options) { o.Device = "cuda" }},

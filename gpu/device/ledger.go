@@ -5,53 +5,9 @@ import (
 	"os"
 
 	"meridian.internal/gpu/backend"
-	"meridian.internal/gpu/engine"
 	"meridian.internal/gpu/nvml"
-	"meridian.internal/gpu/stats"
 	"meridian.internal/shared/rows"
 )
-
-// keepStatistics connects the engine to the makers of rows and of the iteration log that the sink asks for.
-func keepStatistics(cfg *engine.Config, s rows.Sink, info backend.Info) error {
-	cfg.Energy = s.Energy
-	var each []func(*engine.Iteration)
-	if s.Interval > 0 {
-		c, err := stats.New(stats.Options{
-			Interval: s.Interval, KVInterval: s.KVInterval, MaxActive: cfg.MaxBatchSize, Put: s.Put, Memory: s.Memory,
-			BlockBytes: blockBytes(info),
-			Violated:   func(err error) { cfg.Logger.Error("kv blocks are not conserved; rows count it", "error", err) },
-		})
-		if err != nil {
-			return err
-		}
-		each = append(each, c.Iterated)
-		cfg.OnIdle, cfg.RequestStates = c.Idled, s.RequestStats
-	}
-	if s.Log != nil {
-		each = append(each, (&stats.Log{Max: cfg.MaxBatchSize, Write: s.Log}).Iterated)
-	}
-	switch len(each) {
-	case 0:
-	case 1:
-		cfg.OnIteration = each[0]
-	default:
-		cfg.OnIteration = func(it *engine.Iteration) {
-			for _, f := range each {
-				f(it)
-			}
-		}
-	}
-	return nil
-}
-
-// blockBytes is the size of a KV block of each group of layers.
-func blockBytes(info backend.Info) []int {
-	bytes := []int{info.BlockBytes(0)}
-	for i := range info.Windows {
-		bytes = append(bytes, info.BlockBytes(i+1))
-	}
-	return bytes
-}
 
 // groups are the groups of layers that have bytes, as rows tell of them; nil if there is only one, whose layers see everything.
 func groups(info backend.Info) []rows.Group {

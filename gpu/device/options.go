@@ -12,32 +12,34 @@ import (
 
 	"meridian.internal/gpu/engine"
 	"meridian.internal/gpu/profile"
+	"meridian.internal/gpu/ranks"
 	"meridian.internal/shared/kvevent"
 	"meridian.internal/shared/rows"
 )
 
 // Options of a device, with the tags of the command line. The zero value is filled by the tags' defaults.
 type Options struct {
-	Model          string  `help:"Checkpoint folder in Hugging Face's form. Empty: the embedded model meridian-tiny." type:"path" placeholder:"DIR"`
-	Device         string  `help:"What computes: cpu, sim (no arithmetic, a cost model of time) or cuda." enum:"cpu,sim,cuda" default:"cpu"`
-	GPU            int     `help:"Number of the card of --device cuda." default:"0" name:"gpu"`
-	Deterministic  bool    `help:"cuda computes in float32 with sums that do not depend on the batch: equal texts in every batch, at a fraction of the speed."`
-	Threads        int     `help:"Goroutines of the cpu device. 0: one a processor." default:"0"`
-	MaxNumTokens   int     `help:"Tokens of one step; longer prompts are cut into chunks. More: prefill is faster, decode of others waits longer." default:"2048"`
-	MaxBatchSize   int     `help:"Sequences that run at the same time." default:"64"`
-	MaxWaiting     int     `help:"Requests that may wait for a place; more are refused with 503." default:"1024"`
-	TokensPerBlock int     `help:"Tokens of one KV block: the unit of reuse." default:"32"`
-	KVBlocks       int     `help:"KV blocks. 0: as many as --kv-memory holds." default:"0" name:"kv-blocks"`
-	KVMemory       Size    `help:"Memory for KV, such as 512MiB; at least one full context. 0: 128MiB, or two full contexts if that is more." default:"0" name:"kv-memory"`
-	MemoryFraction float64 `help:"cuda: part of the card's memory, from 0 to 1, that this node may hold; KV gets what model and activations leave. 0: see --kv-memory." default:"0" name:"gpu-memory-fraction"`
-	KernelCache    string  `help:"cuda: folder of compiled kernels. Empty: in the user's cache folder." type:"path" placeholder:"DIR"`
-	KVHostMemory   Size    `help:"Memory of the host that keeps KV blocks which the device evicts, such as 4GiB; they are loaded again when a prompt needs them. 0: none." default:"0" name:"kv-host-memory"`
-	KVDisk         DirSize `help:"Folder that keeps KV blocks beyond the life of the node, and how much, such as /var/lib/meridian/kv 100GiB. One node a folder. What another model has left there is discarded." name:"kv-disk" type:"pair" placeholder:"DIR SIZE"`
-	Ranks          int     `help:"Data-parallel ranks." default:"1"`
-	PP             int     `help:"Pipeline stages." default:"1" name:"pp"`
-	Overlap        bool    `help:"Prepare the next step while the device runs one." default:"true" negatable:""`
-	PrefixReuse    bool    `help:"Reuse the KV of prompts that begin alike." default:"true" negatable:""`
-	Sim            Sim     `embed:"" prefix:"sim-"`
+	Model          string        `help:"Checkpoint folder in Hugging Face's form. Empty: the embedded model meridian-tiny." type:"path" placeholder:"DIR"`
+	Device         string        `help:"What computes: cpu, sim (no arithmetic, a cost model of time) or cuda." enum:"cpu,sim,cuda" default:"cpu"`
+	GPU            int           `help:"Number of the card of --device cuda." default:"0" name:"gpu"`
+	Deterministic  bool          `help:"cuda computes in float32 with sums that do not depend on the batch: equal texts in every batch, at a fraction of the speed."`
+	Threads        int           `help:"Goroutines of the cpu device, of each rank. 0: one a processor, shared by the ranks." default:"0"`
+	MaxNumTokens   int           `help:"Tokens of one step; longer prompts are cut into chunks. More: prefill is faster, decode of others waits longer." default:"2048"`
+	MaxBatchSize   int           `help:"Sequences that run at the same time." default:"64"`
+	MaxWaiting     int           `help:"Requests that may wait for a place; more are refused with 503." default:"1024"`
+	TokensPerBlock int           `help:"Tokens of one KV block: the unit of reuse." default:"32"`
+	KVBlocks       int           `help:"KV blocks. 0: as many as --kv-memory holds." default:"0" name:"kv-blocks"`
+	KVMemory       Size          `help:"Memory for KV, such as 512MiB; at least one full context. 0: 128MiB, or two full contexts if that is more." default:"0" name:"kv-memory"`
+	MemoryFraction float64       `help:"cuda: part of the card's memory, from 0 to 1, that this node may hold; KV gets what model and activations leave. 0: see --kv-memory." default:"0" name:"gpu-memory-fraction"`
+	KernelCache    string        `help:"cuda: folder of compiled kernels. Empty: in the user's cache folder." type:"path" placeholder:"DIR"`
+	KVHostMemory   Size          `help:"Memory of the host that keeps KV blocks which the device evicts, such as 4GiB; they are loaded again when a prompt needs them. 0: none." default:"0" name:"kv-host-memory"`
+	KVDisk         DirSize       `help:"Folder that keeps KV blocks beyond the life of the node, and how much, such as /var/lib/meridian/kv 100GiB. One node a folder. What another model has left there is discarded." name:"kv-disk" type:"pair" placeholder:"DIR SIZE"`
+	Ranks          int           `help:"Data-parallel ranks: each has a device of its own, its own KV and its own batch, of the sizes given here. cpu and sim." default:"1"`
+	RankDeadline   time.Duration `help:"Time that the slowest rank may come later to an iteration than the first; then it counts as lost." default:"30s"`
+	PP             int           `help:"Pipeline stages." default:"1" name:"pp"`
+	Overlap        bool          `help:"Prepare the next step while the device runs one." default:"true" negatable:""`
+	PrefixReuse    bool          `help:"Reuse the KV of prompts that begin alike." default:"true" negatable:""`
+	Sim            Sim           `embed:"" prefix:"sim-"`
 
 	ProfileStartStop string `help:"Iterations to profile, such as 10-20,30." placeholder:"RANGES"`
 	ProfileDir       string `help:"Folder of profiles that name none. Empty: the working folder." type:"path" placeholder:"DIR"`
@@ -137,8 +139,14 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("--gpu-memory-fraction %g, --kv-blocks %d and --kv-memory %d: give one of them", o.MemoryFraction, o.KVBlocks, o.KVMemory)
 	case o.Device == "cuda" && !cudaBuilt:
 		return fmt.Errorf("--device cuda: %w", ErrUnavailable)
-	case o.Ranks > 1:
-		return fmt.Errorf("--ranks %d: %w; 1 is", o.Ranks, ErrUnavailable)
+	case o.Ranks > ranks.Max:
+		return fmt.Errorf("--ranks %d: must be at most %d", o.Ranks, ranks.Max)
+	case o.Ranks > 1 && o.Device == "cuda":
+		return fmt.Errorf("--ranks %d with --device cuda: %w; 1 is", o.Ranks, ErrUnavailable)
+	case o.Ranks > 1 && o.KVDisk != (DirSize{}):
+		return fmt.Errorf("--ranks %d with --kv-disk %s: %w; one node a folder", o.Ranks, o.KVDisk.Dir, ErrUnavailable)
+	case o.RankDeadline < 0:
+		return fmt.Errorf("--rank-deadline %s: must not be negative", o.RankDeadline)
 	case o.PP > 1:
 		return fmt.Errorf("--pp %d: %w; 1 is", o.PP, ErrUnavailable)
 	case o.KVHostMemory > 0 && !o.PrefixReuse:

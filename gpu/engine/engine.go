@@ -54,6 +54,8 @@ type Config struct {
 	// Energy is the newest reading of the device's energy counter in joules; it must not block. nil: no energy is known.
 	Energy  func() (joules float64, ok bool)
 	Profile *profile.Options // nil: no profile windows
+	Rank    int              // data-parallel rank, for reports
+	Peers   *Peers           // the other ranks; nil: there is none
 }
 
 func (c *Config) setDefaults(info backend.Info) {
@@ -120,6 +122,7 @@ type Engine struct {
 	eventSeq  int64
 	timer     *time.Timer
 	drainDone bool
+	step      lockstep // with Peers
 
 	commands mailbox
 	queued   atomic.Int64 // accepted requests that never had a slot
@@ -204,6 +207,9 @@ func (e *Engine) Run(ctx context.Context) error {
 		e.runCommands()
 		e.expire()
 		e.offload()
+		if err = e.arrive(); err != nil {
+			break
+		}
 		if len(e.flights) < e.depth() && e.submit() && len(e.flights) < e.depth() {
 			e.publishLoad()
 			continue
@@ -226,9 +232,14 @@ func (e *Engine) wait(ctx context.Context) error {
 		done = e.flights[0].step.Done()
 	}
 	e.timer.Reset(e.untilDeadline())
+	called, released := e.meeting()
 	select {
 	case <-done:
 		return e.collect()
+	case <-called:
+		e.step.called = true
+	case r := <-released:
+		return e.released(r)
 	case <-e.commands.wake:
 	case <-e.timer.C:
 	case <-ctx.Done():
@@ -282,6 +293,9 @@ func (e *Engine) stop(cause error) error {
 	}
 	e.publishLoad()
 	e.idled()
+	if p := e.cfg.Peers; p != nil {
+		p.Hear(nil, e.look())
+	}
 	if e.prof != nil {
 		e.prof.Close()
 	}

@@ -16,6 +16,8 @@ type Iteration struct {
 	EndNS       int64 // the host had dealt with them
 	Stamps      backend.Stamps
 	Err         error // the device failed the step
+	MicroBatch  int   // which of those that are in flight at the same time
+	Synthetic   bool  // nothing was to be run: the rank came along with others
 
 	Batch
 	Running, Waiting int // sequences, after the step
@@ -172,7 +174,7 @@ func (e *Engine) iterated(f *flight, now int64) {
 	}
 	it := &e.interval
 	it.Iter, it.BuiltNS, it.CollectedNS = f.batch.Iter, f.builtNS, now
-	it.Stamps, it.Err, it.Batch = f.step.Stamps, f.step.Err, f.counts
+	it.Stamps, it.Err, it.Batch, it.Synthetic = f.step.Stamps, f.step.Err, f.counts, f.synthetic
 	if e.cfg.RequestStates {
 		it.Requests = e.requestStates(it.Requests[:0], f.batch.Iter)
 	}
@@ -184,15 +186,19 @@ func (e *Engine) iterated(f *flight, now int64) {
 
 // idled hands out what was counted since the last step, when there is no step in flight and none to submit.
 func (e *Engine) idled() {
-	if e.cfg.OnIdle == nil {
-		return
+	if e.cfg.OnIdle != nil {
+		e.cfg.OnIdle(e.look())
+		e.interval.reset()
 	}
+}
+
+// look completes what was counted since the last step with how things are.
+func (e *Engine) look() *Iteration {
 	it := &e.interval
 	it.Iter, it.Requests = e.iter, it.Requests[:0]
 	it.Running, it.Waiting, it.Pool = len(e.sched.Running()), len(e.sched.Waiting()), e.pool
 	it.EndNS = e.cfg.Now()
-	e.cfg.OnIdle(it)
-	it.reset()
+	return it
 }
 
 func (e *Engine) requestStates(dst []RequestState, iter int64) []RequestState {

@@ -18,6 +18,9 @@ func (e *Engine) Load() infer.Load {
 	return e.load
 }
 
+// Queued is the number of accepted requests that never had a slot, as of now.
+func (e *Engine) Queued() int { return int(e.queued.Load()) }
+
 func (e *Engine) publishLoad() {
 	stats := e.pool.Stats()
 	l := infer.Load{
@@ -153,7 +156,7 @@ func (e *Engine) expire() {
 	if e.deadline == 0 || now < e.deadline {
 		return
 	}
-	e.deadline = 0
+	e.deadline, e.step.barren = 0, false
 	var late []*Sequence
 	for _, list := range [][]*sched.Seq{e.sched.Waiting(), e.sched.Running()} {
 		for _, q := range list {

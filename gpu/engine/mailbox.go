@@ -44,6 +44,7 @@ func (e *Engine) runCommands() {
 	for _, command := range list {
 		command()
 	}
+	e.step.barren = false
 	e.sched.Admit() // a reservation must not wait for the step in flight
 }
 

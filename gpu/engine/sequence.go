@@ -95,6 +95,9 @@ func (e *Engine) newSequence(r infer.Request) (*Sequence, error) {
 		Limit: len(r.Prompt) + r.MaxTokens, Match: s.base, Data: s,
 	}
 	s.report.PromptTokens = len(r.Prompt)
+	if e.cfg.Peers != nil {
+		s.report.Rank = &e.cfg.Rank
+	}
 	return s, nil
 }
 
@@ -153,6 +156,9 @@ func (e *Engine) add(s *Sequence) {
 
 // ID of the request.
 func (s *Sequence) ID() int64 { return s.req.ID }
+
+// Rank is the data-parallel rank that runs the sequence.
+func (s *Sequence) Rank() int { return s.e.cfg.Rank }
 
 // Export gives the KV of a ContextOnly sequence; nil for others.
 func (s *Sequence) Export() *Export { return s.export }

@@ -20,6 +20,8 @@ type flight struct {
 	counts  Batch
 	traced  traced
 	logged  bool // in the log of steps
+	// synthetic: an iteration in which other ranks run something and this one nothing
+	synthetic bool
 }
 
 // written is an entry whose KV a transfer waits for.
@@ -30,6 +32,9 @@ type written struct {
 
 // submit plans a step and gives it to the device; false if there is nothing to run now.
 func (e *Engine) submit() bool {
+	if !e.mayBuild() {
+		return false
+	}
 	f := e.idle[len(e.idle)-1]
 	planNS := int64(0)
 	if e.prof.Planning() {
@@ -44,17 +49,23 @@ func (e *Engine) submit() bool {
 		s.report.Preemptions++
 		e.interval.Preempted++
 	}
-	if len(items) == 0 {
+	if len(items) == 0 && e.cfg.Peers == nil {
 		return false
 	}
 	e.idle = e.idle[:len(e.idle)-1]
-	e.meter.wakes()
 	e.iter++
 	f.builtNS = now
+	e.built(len(items))
 	e.build(f)
 	e.countBatch(f)
 	e.trace(f, planNS)
-	f.step = e.b.Submit(&f.batch)
+	if f.synthetic = len(items) == 0; f.synthetic {
+		f.step = backend.NewStep(e.iter)
+		f.step.Finish()
+	} else {
+		e.meter.wakes()
+		f.step = e.b.Submit(&f.batch)
+	}
 	if f.traced.on {
 		f.traced.submitNS = e.cfg.Now()
 	}
@@ -138,6 +149,7 @@ func (e *Engine) collect() error {
 	f := e.flights[0]
 	e.flights = append(e.flights[:0], e.flights[1:]...)
 	now := e.cfg.Now()
+	e.step.barren = e.step.barren && f.synthetic
 	e.ran(f)
 	for i, it := range f.items {
 		s := it.Seq.Data.(*Sequence)

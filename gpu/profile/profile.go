@@ -246,13 +246,17 @@ func (p *Profiler) planned(iter int64) {
 			p.o.Logger.Warn("profile skipped: another window is open", "first", r.First, "last", r.Last)
 			continue
 		}
-		f, err := createFiles(p.o.Dir, p.o.Rank, []string{CPU, GPU})
+		acts := []string{CPU, GPU}
+		if p.o.Rank > 0 { // the process has one CPU profile at a time: rank 0's
+			acts = acts[1:]
+		}
+		f, err := createFiles(p.o.Dir, p.o.Rank, acts)
 		if err != nil {
 			p.o.Logger.Warn("profile skipped", "first", r.First, "last", r.Last, "error", err)
 			continue
 		}
 		p.w = window{state: scheduled, start: r.First, stop: r.Last + 1}
-		p.adopt(f, []string{CPU, GPU})
+		p.adopt(f, acts)
 	}
 	p.busy.Store(len(p.plan) > 0 || p.w.state == scheduled || p.w.state == active)
 }

@@ -128,6 +128,19 @@ func (s *Scheduler) available() int {
 	return n
 }
 
+// Due tells whether there is something to plan, if there is room for it.
+func (s *Scheduler) Due() bool {
+	if len(s.waiting) > 0 && len(s.slots) > 0 {
+		return true
+	}
+	for _, q := range s.running {
+		if s.due(q) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // Next plans a step and counts it as submitted: each item's sequence is in flight until Complete. It appends to dst, and
 // returns the sequences that it preempted, valid until the next call.
 func (s *Scheduler) Next(dst []Item) (items []Item, preempted []*Seq) {

@@ -14,6 +14,7 @@ const kvRefresh = 16
 type Log struct {
 	Write func(line string)
 	Max   int // requests that can be active
+	Rank  int
 
 	util      string
 	untilUtil int
@@ -34,8 +35,8 @@ func (l *Log) Iterated(it *engine.Iteration) {
 	l.untilUtil--
 	l.b = l.b[:0]
 	l.int("iter", it.Iter)
-	l.int("global_rank", 0)
-	l.int("rank", 0)
+	l.int("global_rank", int64(l.Rank))
+	l.int("rank", int64(l.Rank))
 	l.int("num_scheduled_requests", int64(it.BatchSize))
 	l.int("adp_dummy_ctx_tokens", 0)
 	l.int("adp_dummy_gen_tokens", 0)
@@ -52,10 +53,14 @@ func (l *Log) Iterated(it *engine.Iteration) {
 		", num_generation_tokens: "+strconv.Itoa(it.DecodeSeqs)+"}")
 	l.int("num_active", int64(it.Running))
 	l.int("num_fetched", int64(it.NewRequests))
-	l.int("num_dummy", 0)
+	dummies := int64(0)
+	if it.Synthetic {
+		dummies = 1
+	}
+	l.int("num_dummy", dummies)
 	l.int("num_unscheduled", int64(max(it.Running-it.BatchSize, 0)))
 	l.last, l.device = it.EndNS, it.Stamps.SampleEndNS-it.Stamps.ForwardStartNS
-	if it.Err != nil {
+	if it.Err != nil || it.Synthetic {
 		l.device = -1
 	}
 	l.Write(string(l.b))

@@ -21,6 +21,7 @@ type Options struct {
 	BlockBytes []int       // of a KV block of each group of layers; 0 for one without layers, which is not counted
 	Violated   func(error) // told once that KV blocks were lost or made up; the rows count it. nil: nobody is
 	Put        func(*rows.Row)
+	Rank       int                // of the engine
 	Memory     func() rows.Memory // newest reading; nil: unknown. It must not block
 	Wall       func() int64       // Unix time in ns; nil: the system's clock
 }
@@ -43,6 +44,7 @@ type Collector struct {
 	row                rows.Row // of the interval so far: sums carried over
 	lastBuilt, lastEnd int64    // of the iteration before; 0: there was none
 	device             rows.Span
+	worked             bool // the interval holds an iteration that ran something
 	kv                 kvLedger
 }
 
@@ -71,13 +73,14 @@ func New(o Options) (*Collector, error) {
 
 // fresh is a row in which nothing has happened.
 func (c *Collector) fresh() rows.Row {
-	return rows.Row{Requests: rows.Requests{MaxActive: int64(c.o.MaxActive)}, QueueLatency: rows.SomeSpan(0)}
+	return rows.Row{Rank: int64(c.o.Rank), Requests: rows.Requests{MaxActive: int64(c.o.MaxActive)}, QueueLatency: rows.SomeSpan(0)}
 }
 
 // Iterated takes in an iteration, and puts its row if it is a sampled one.
 func (c *Collector) Iterated(it *engine.Iteration) {
 	c.carry(it)
 	c.row.Covers++
+	c.worked = c.worked || !it.Synthetic
 	span := rows.Span{}
 	if c.lastBuilt != 0 {
 		span = rows.SomeSpan(it.BuiltNS - c.lastBuilt)
@@ -87,9 +90,11 @@ func (c *Collector) Iterated(it *engine.Iteration) {
 		r := &c.row
 		r.Iter, r.StartNS = it.Iter, it.BuiltNS
 		r.WallNS = c.o.Wall() - (it.EndNS - it.BuiltNS)
-		r.IterLatency, r.IterSpan, r.HostStep = rows.SomeSpan(it.EndNS-it.BuiltNS), span, rows.SomeSpan(it.EndNS-loop)
-		r.PrevDevice = c.device
-		if it.Err == nil {
+		r.IterSpan, r.PrevDevice = span, c.device
+		if r.Synthetic = it.Synthetic; !it.Synthetic {
+			r.IterLatency, r.HostStep = rows.SomeSpan(it.EndNS-it.BuiltNS), rows.SomeSpan(it.EndNS-loop)
+		}
+		if it.Err == nil && !it.Synthetic {
 			r.Forward = rows.SomeSpan(it.Stamps.ForwardEndNS - it.Stamps.ForwardStartNS)
 			r.Sample = rows.SomeSpan(it.Stamps.SampleEndNS - it.Stamps.ForwardEndNS)
 		}
@@ -97,7 +102,7 @@ func (c *Collector) Iterated(it *engine.Iteration) {
 		c.put(it, it.Iter%int64(c.o.KVInterval) == 0)
 	}
 	c.lastBuilt, c.lastEnd, c.device = it.BuiltNS, it.EndNS, rows.Span{}
-	if it.Err == nil {
+	if it.Err == nil && !it.Synthetic {
 		c.device = rows.SomeSpan(it.Stamps.SampleEndNS - it.Stamps.ForwardStartNS)
 	}
 }
@@ -105,11 +110,22 @@ func (c *Collector) Iterated(it *engine.Iteration) {
 // Idled takes in what happened since the last iteration; the engine has nothing left to run. What was carried must not
 // wait for work that may never come: it gets a row of its own.
 func (c *Collector) Idled(it *engine.Iteration) {
-	c.carry(it)
-	if c.carried() || c.kv.changed(it) {
-		c.row.Drain, c.row.Iter, c.row.StartNS, c.row.WallNS = true, it.Iter, it.EndNS, c.o.Wall()
-		c.put(it, true)
+	if c.Carry(it) {
+		c.Drain(it)
 	}
+}
+
+// Carry takes in what happened since the last iteration, and tells whether there is something that no row has told of.
+func (c *Collector) Carry(it *engine.Iteration) bool {
+	c.carry(it)
+	return c.carried() || c.kv.changed(it)
+}
+
+// Drain puts the row of what was carried. A rank does so when any rank has something, and then says whether it had.
+func (c *Collector) Drain(it *engine.Iteration) {
+	c.row.Synthetic = !c.Carry(it)
+	c.row.Drain, c.row.Iter, c.row.StartNS, c.row.WallNS = true, it.Iter, it.EndNS, c.o.Wall()
+	c.put(it, true)
 }
 
 // carry adds the counts of an iteration.
@@ -151,7 +167,7 @@ func (c *Collector) batch(it *engine.Iteration) {
 		CtxTokens: rows.Some(it.ContextTokens), CtxKVTokens: rows.Some(it.ContextKVTokens), GenKVTokens: rows.Some(it.DecodeKVTokens),
 		QueuedCtx: rows.Some(it.QueuedContext), QueuedCtxTokens: rows.Some(it.QueuedContextTokens),
 		QueuedGen: rows.Some(it.QueuedDecode), QueuedGenKVTokens: rows.Some(it.QueuedDecodeTokens),
-		Micro: rows.Some(0), DecodedPerIter: rows.RatioOf(int64(it.Decoded), int64(it.DecodeSeqs)),
+		Micro: rows.Some(it.MicroBatch), DecodedPerIter: rows.RatioOf(int64(it.Decoded), int64(it.DecodeSeqs)),
 	}
 }
 
@@ -167,7 +183,7 @@ func (c *Collector) put(it *engine.Iteration, withKV bool) {
 	}
 	r.PerReq = requests(it.Requests)
 	c.o.Put(r)
-	c.row = c.fresh()
+	c.row, c.worked = c.fresh(), false
 }
 
 // requests copies the states of requests; nil if they are not collected.

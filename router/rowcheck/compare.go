@@ -1,5 +1,7 @@
 package rowcheck
 
+import "meridian.internal/shared/rows"
+
 // compare holds the ledgers of one engine against each other. Sums over rows are only compared when every row from the
 // first is there.
 func (c *Checker) compare(name string, n *node) {
@@ -15,27 +17,50 @@ func (c *Checker) compare(name string, n *node) {
 // conserved: what came has gone, once the engine is idle.
 func (c *Checker) conserved(name string, n *node) {
 	q := &n.requests
-	if n.newest.Requests.Active+n.newest.Requests.Queued > 0 {
+	if !n.idle() {
 		return
 	}
 	if ended := q.Completed + q.Cancelled + q.Expired + q.Failed; ended != q.New {
 		c.fault(n.at, "%s is idle, but its rows count %d new requests and %d that ended", name, q.New, ended)
 	}
-	k := &n.newest.KV
-	if !k.Sampled {
-		return
+	for i := range n.ranks {
+		k := &n.ranks[i].newest.KV
+		if !k.Sampled {
+			continue
+		}
+		if k.Used == 0 && k.AllocNew-k.Freed != k.Evictable {
+			c.fault(n.at, "%s is idle: %d KV blocks handed out, %d freed, and %d are kept for reuse", name, k.AllocNew, k.Freed, k.Evictable)
+		}
+		if k.AllocNew != n.ranks[i].alloc {
+			c.fault(n.at, "the rows of %s add up to %d new KV blocks, the last one says %d since the start", name, n.ranks[i].alloc, k.AllocNew)
+		}
 	}
-	if k.Used == 0 && k.AllocNew-k.Freed != k.Evictable {
-		c.fault(n.at, "%s is idle: %d KV blocks handed out, %d freed, and %d are kept for reuse", name, k.AllocNew, k.Freed, k.Evictable)
+}
+
+// idle tells whether the newest rows of all ranks say that nothing runs.
+func (n *node) idle() bool {
+	for i := range n.ranks {
+		if q := &n.ranks[i].newest.Requests; q.Active+q.Queued > 0 {
+			return false
+		}
 	}
-	if k.AllocNew != n.alloc {
-		c.fault(n.at, "the rows of %s add up to %d new KV blocks, the last one says %d since the start", name, n.alloc, k.AllocNew)
+	return true
+}
+
+// kv are the newest totals, of all ranks.
+func (n *node) kv() (sum rows.KV) {
+	for i := range n.ranks {
+		k := &n.ranks[i].kv
+		sum.AllocNew += k.AllocNew
+		sum.Reused += k.Reused
+		sum.Missed += k.Missed
 	}
+	return sum
 }
 
 // counted: the counters are the sums of the rows.
 func (c *Checker) counted(name string, n *node) {
-	q := &n.requests
+	q, kv := &n.requests, n.kv()
 	for _, p := range []struct {
 		counter string
 		rows    int64
@@ -51,9 +76,9 @@ func (c *Checker) counted(name string, n *node) {
 		{"meridian_iter_context_tokens_total", n.sums.Context},
 		{"meridian_iter_output_tokens_total", n.sums.Output},
 		{"meridian_iter_probe_blocks_total", n.sums.ProbeBlocks},
-		{"meridian_kv_cache_alloc_new_blocks_total", n.kv.AllocNew},
-		{"meridian_kv_cache_reused_blocks_total", n.kv.Reused},
-		{"meridian_kv_cache_missed_blocks_total", n.kv.Missed},
+		{"meridian_kv_cache_alloc_new_blocks_total", kv.AllocNew},
+		{"meridian_kv_cache_reused_blocks_total", kv.Reused},
+		{"meridian_kv_cache_missed_blocks_total", kv.Missed},
 	} {
 		if v, ok := n.counters[p.counter]; ok && v != float64(p.rows) {
 			c.fault(n.countersAt, "%s of %s is %v, its rows add up to %d", p.counter, name, v, p.rows)
@@ -64,8 +89,7 @@ func (c *Checker) counted(name string, n *node) {
 // recorded: records are requests that the engine ran. There may be fewer of them: a request may have come past the router.
 func (c *Checker) recorded(name string, n *node, whole bool) {
 	r := &n.records
-	idle := n.newest.Requests.Active+n.newest.Requests.Queued == 0
-	if r.n == 0 || !whole || !idle {
+	if r.n == 0 || !whole || !n.idle() {
 		return
 	}
 	if r.lastIter > n.lastIter {
@@ -94,9 +118,10 @@ func (c *Checker) recorded(name string, n *node, whole bool) {
 
 // chunks: a prefill that a record places in an iteration is in the row of that iteration.
 func (c *Checker) chunks(name string, n *node) {
-	for iter, tokens := range n.records.chunkTokens {
-		b, ok := n.batches[iter]
-		switch size := n.records.chunkSize[iter]; {
+	for at, tokens := range n.records.chunkTokens {
+		b, ok := n.batches[at]
+		iter := at.iter
+		switch size := n.records.chunkSize[at]; {
 		case !ok:
 		case tokens > b.context:
 			c.fault(n.at, "iteration %d of %s computed %d prompt tokens, records say %d", iter, name, b.context, tokens)

@@ -40,18 +40,31 @@ type node struct {
 	last     int64
 	lastIter int64
 	lost     int64
-	newest   rows.Row
-	kv       rows.KV // of the newest row that had it
+	prev     rows.Row // the row before, whatever its rank
+	ranks    []rank
 	requests rows.Requests
 	sums     rows.Sums
 	alloc    int64 // sum of the KV changes
-	batches  map[int64]batch
+	batches  map[place]batch
 
 	counters   map[string]float64
 	countersAt string
 
 	records records
 }
+
+// rank is what the rows of one data-parallel rank say.
+type rank struct {
+	newest rows.Row
+	kv     rows.KV // of the newest row that had it
+	alloc  int64   // sum of the KV changes
+}
+
+// maxRanks is the most that a node can have.
+const maxRanks = 64
+
+// place is an iteration of a rank.
+type place struct{ rank, iter int64 }
 
 // batch is what a row says of an iteration.
 type batch struct{ size, context int64 }
@@ -60,8 +73,8 @@ type batch struct{ size, context int64 }
 type records struct {
 	n, prompt, cached, output, alloc int64
 	lastIter                         int64
-	chunkTokens                      map[int64]int64
-	chunkSize                        map[int64]int64
+	chunkTokens                      map[place]int64
+	chunkSize                        map[place]int64
 }
 
 // New returns a checker.
@@ -71,7 +84,7 @@ func (c *Checker) node(name, clock string) *node {
 	k := key{name, clock}
 	n := c.nodes[k]
 	if n == nil {
-		n = &node{batches: map[int64]batch{}, records: records{chunkTokens: map[int64]int64{}, chunkSize: map[int64]int64{}}}
+		n = &node{batches: map[place]batch{}, records: records{chunkTokens: map[place]int64{}, chunkSize: map[place]int64{}}}
 		c.nodes[k] = n
 	}
 	return n
@@ -106,22 +119,29 @@ func (c *Checker) Line(b []byte, at string) {
 
 // row takes in one row.
 func (c *Checker) row(s *rows.Static, r *rows.Row, at string) {
+	if r.Rank < 0 || r.Rank >= maxRanks {
+		c.fault(at, "row %d of %s is of rank %d", r.Seq, s.Node, r.Rank)
+		return
+	}
 	c.Rows++
 	n := c.node(s.Node, s.ClockID)
 	if n.rows > 0 || n.lost > 0 {
 		if r.Seq != n.last+1 {
 			c.fault(at, "row %d of %s follows row %d: rows are missing, or there twice", r.Seq, s.Node, n.last)
 			n.lost += max(r.Seq-n.last-1, 1)
-		} else if n.rows > 0 && (r.Iter < n.newest.Iter || r.Iter == n.newest.Iter && !r.Drain) {
-			c.fault(at, "row %d of %s is of iteration %d, the one before of %d", r.Seq, s.Node, r.Iter, n.newest.Iter)
+		} else if n.rows > 0 {
+			c.follows(n, s.Node, r, at)
 		}
 	} else {
 		n.first = r.Seq
 	}
 	n.rows++
-	n.at, n.last, n.newest = at, r.Seq, *r
+	n.at, n.last, n.prev = at, r.Seq, *r
 	n.lastIter = max(n.lastIter, r.Iter)
 	n.add(r)
+	if r.Synthetic && r.Batch.Scheduled.V > 0 {
+		c.fault(at, "row %d of %s: rank %d ran a batch of %d, and is said to have come along without one", r.Seq, s.Node, r.Rank, r.Batch.Scheduled.V)
+	}
 	if f, ok := negative(r); ok {
 		c.fault(at, "row %d of %s: %s", r.Seq, s.Node, f)
 	}
@@ -130,7 +150,24 @@ func (c *Checker) row(s *rows.Static, r *rows.Row, at string) {
 	}
 }
 
+// follows: the rows of an iteration lie side by side, one of each rank in order, and iterations rise.
+func (c *Checker) follows(n *node, name string, r *rows.Row, at string) {
+	p, same := &n.prev, r.Iter == n.prev.Iter && r.Drain == n.prev.Drain
+	switch {
+	case r.Rank > 0 && (r.Rank != p.Rank+1 || !same), r.Rank == 0 && p.Rank != int64(len(n.ranks))-1:
+		c.fault(at, "row %d of %s is of rank %d in iteration %d, the one before of rank %d in iteration %d: a rank is missing, or there twice",
+			r.Seq, name, r.Rank, r.Iter, p.Rank, p.Iter)
+	case r.Rank == 0 && (r.Iter < p.Iter || r.Iter == p.Iter && !r.Drain):
+		c.fault(at, "row %d of %s is of iteration %d, the one before of %d", r.Seq, name, r.Iter, p.Iter)
+	}
+}
+
 func (n *node) add(r *rows.Row) {
+	for int64(len(n.ranks)) <= r.Rank {
+		n.ranks = append(n.ranks, rank{})
+	}
+	k := &n.ranks[r.Rank]
+	k.newest = *r
 	q, a := &n.requests, &r.Requests
 	q.New += a.New
 	q.NewActive += a.NewActive
@@ -145,11 +182,12 @@ func (n *node) add(r *rows.Row) {
 	n.sums.Output += r.Sums.Output
 	n.sums.ProbeBlocks += r.Sums.ProbeBlocks
 	if r.KV.Sampled {
-		n.kv = r.KV
+		k.kv = r.KV
+		k.alloc += r.KV.DAllocNew
 		n.alloc += r.KV.DAllocNew
 	}
 	if !r.Drain {
-		n.batches[r.Iter] = batch{r.Batch.Scheduled.V, r.Batch.CtxTokens.V}
+		n.batches[place{r.Rank, r.Iter}] = batch{r.Batch.Scheduled.V, r.Batch.CtxTokens.V}
 	}
 }
 
@@ -189,10 +227,14 @@ func (c *Checker) Timeline(l *timeline.Line) {
 			r.lastIter = max(r.lastIter, p.Iters.Last)
 		}
 		iters, tokens, sizes := p.Chunks.Column("iter"), p.Chunks.Column("tokens"), p.Chunks.Column("batch_size")
-		for k, iter := range iters {
-			if k < len(tokens) && k < len(sizes) {
-				r.chunkTokens[iter] += tokens[k]
-				r.chunkSize[iter] = sizes[k]
+		at := place{}
+		if p.DPRank != nil {
+			at.rank = int64(*p.DPRank)
+		}
+		for k := range iters {
+			if at.iter = iters[k]; k < len(tokens) && k < len(sizes) {
+				r.chunkTokens[at] += tokens[k]
+				r.chunkSize[at] = sizes[k]
 			}
 		}
 	}

@@ -37,6 +37,23 @@ func good() *world {
 	return w
 }
 
+// ranked is the same with a second rank, which runs nothing but computes the chunk of the record.
+func ranked() *world {
+	w := good()
+	var all []rows.Row
+	for _, a := range w.rows {
+		b := rows.Row{Rank: 1, Iter: a.Iter, Batch: a.Batch, Sums: a.Sums, KV: a.KV}
+		b.Requests.Active = a.Requests.Active
+		a.Synthetic, a.Batch, a.Sums, a.KV, a.Requests.Active = true, rows.Batch{Scheduled: rows.Some(0)}, rows.Sums{}, rows.KV{Sampled: true, Max: 10, Free: 10}, 0
+		a.Seq, b.Seq = int64(len(all))+1, int64(len(all))+2
+		all = append(all, a, b)
+	}
+	w.rows = all
+	rank := 1
+	w.line.Phases[0].DPRank = &rank
+	return w
+}
+
 func (w *world) check() []Fault {
 	c := New()
 	if w.lost > 0 {
@@ -94,8 +111,20 @@ func TestEachDisagreementIsASentence(t *testing.T) {
 		{"a batch of another size", func(w *world) { w.line.Phases[0].Chunks.Values[2][0] = 2 }, "had a batch of 1, a record says 2"},
 		{"a record of another process", func(w *world) { w.line.Phases[0].Clock.ID, w.line.Phases[0].Tokens.Prompt = "old", 99 }, ""},
 		{"a negative time", func(w *world) { w.rows[0].IterLatency = rows.SomeSpan(-5e5) }, "iterLatencyMS is -0.5"},
+		{"ranks: all agree", func(*world) {}, ""},
+		{"ranks: a rank is missing", func(w *world) {
+			w.counters, w.rows[3] = nil, w.rows[2]
+			w.rows[3].Seq, w.rows[3].Iter = 4, 3
+		}, "rank 0 in iteration 3, the one before of rank 0 in iteration 2"},
+		{"ranks: another iteration", func(w *world) { w.rows[3].Iter = 3 }, "rank 1 in iteration 3, the one before of rank 0 in iteration 2"},
+		{"ranks: a rank that ran and did not", func(w *world) { w.rows[0].Batch.Scheduled = rows.Some(2) }, "ran a batch of 2"},
+		{"ranks: a chunk on another rank", func(w *world) { w.line.Phases[0].DPRank = nil }, "computed 0 prompt tokens, records say 8"},
+		{"ranks: blocks of one leaked", func(w *world) { w.rows[3].KV.Freed = 0 }, "2 KV blocks handed out, 0 freed"},
 	} {
 		w := good()
+		if strings.HasPrefix(tt.name, "ranks: ") {
+			w = ranked()
+		}
 		tt.change(w)
 		got := w.check()
 		switch {

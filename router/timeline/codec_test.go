@@ -36,6 +36,8 @@ func full() *Line {
 	}
 	p := &l.Phases[0]
 	p.EnergyJ, p.PushedNS = new(float64), new(int64)
+	rank := 6
+	p.DPRank = &rank
 	p.Sub, p.Attempt, p.Preemptions, p.PreemptedNS, p.StepMessages = 1, 2, 3, 4, 5
 	p.Iters, p.KV = &phase.Iters{First: 1, Last: 2}, &infer.KVCounts{AllocTotalBlocks: 1, AllocNewBlocks: 2, ReusedBlocks: 3, PartialBlocks: 4, MissedBlocks: 5}
 	return l

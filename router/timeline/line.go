@@ -120,6 +120,7 @@ type Phase struct {
 	StepMessages int             `json:"step_messages,omitempty"` // announced by the record, and not here
 	Truncated    int64           `json:"truncated,omitempty"`     // steps that the node did not keep
 	Iters        *phase.Iters    `json:"iters,omitempty"`
+	DPRank       *int            `json:"dp_rank,omitempty"`
 	Preemptions  int             `json:"preemptions,omitempty"`
 	PreemptedNS  int64           `json:"preempted_ns,omitempty"`
 	PushedNS     *int64          `json:"pushed_offset_ns,omitempty"`

@@ -245,7 +245,7 @@ func (m *merger) fillPhases() {
 		r := s.Record
 		p := Phase{
 			Role: r.Role, Node: r.Node, Sub: r.Sub, Attempt: r.Attempt, Disagg: r.DisaggRequestID, Tokens: r.Tokens, KV: r.KV,
-			Iters: r.Iters, Preemptions: r.Preemptions, PreemptedNS: r.PreemptedNS, PushedNS: r.PushedOffsetNS, EnergyJ: r.EnergyJ,
+			Iters: r.Iters, DPRank: r.DPRank, Preemptions: r.Preemptions, PreemptedNS: r.PreemptedNS, PushedNS: r.PushedOffsetNS, EnergyJ: r.EnergyJ,
 		}
 		refs := new([transferPoint + len(transferNames)]int64) // one allocation for all
 		p.Stamps = make([]Stamp, 0, 14)

@@ -84,6 +84,8 @@ func phaseBody(r *jsonline.Reader, key string, p *Phase) bool {
 		if parseRow(r, &iters.First, &iters.Last) {
 			p.Iters = &iters
 		}
+	case "dp_rank":
+		p.DPRank = phase.ParseRank(r)
 	case "preemptions":
 		p.Preemptions = int(r.Int())
 	case "preempted_ns":

@@ -13,7 +13,7 @@ func (l *Line) Record(p *Phase) *phase.Record {
 		Schema: phase.Schema, Role: p.Role, Node: p.Node, Instance: p.Clock.ID, Router: l.Router, RequestID: l.RequestID,
 		ClientRequestID: l.ClientRequestID, DisaggRequestID: p.Disagg, Sub: p.Sub, Attempt: p.Attempt, Traceparent: l.Traceparent,
 		Style: l.Style, Model: l.Model, Streamed: l.Streamed, Outcome: l.Outcome, FinishReason: l.FinishReason, Tokens: p.Tokens,
-		Clocks: []phase.Clock{{ID: p.Clock.ID, Kind: "mono"}}, PushedOffsetNS: p.PushedNS, KV: p.KV, Iters: p.Iters,
+		Clocks: []phase.Clock{{ID: p.Clock.ID, Kind: "mono"}}, PushedOffsetNS: p.PushedNS, KV: p.KV, Iters: p.Iters, DPRank: p.DPRank,
 		Preemptions: p.Preemptions, PreemptedNS: p.PreemptedNS, EnergyJ: p.EnergyJ,
 	}
 	if p.Role == phase.Disagg {

@@ -52,6 +52,9 @@ func appendPhase(w *jsonline.Writer, l *Line, p *Phase) {
 	case p.Iters != nil && (chunks == nil || *p.Iters != *chunks):
 		appendRow(w, "iters", p.Iters.First, p.Iters.Last)
 	}
+	if p.DPRank != nil {
+		w.Int("dp_rank", int64(*p.DPRank))
+	}
 	w.OptInt("preemptions", int64(p.Preemptions))
 	w.OptInt("preempted_ns", p.PreemptedNS)
 	w.PtrInt("pushed_offset_ns", p.PushedNS)

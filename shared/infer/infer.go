@@ -111,6 +111,7 @@ type Report struct {
 	Preemptions      int
 	FirstIter        int64 // engine iteration of the first and last batch that held it
 	LastIter         int64
+	Rank             *int // data-parallel rank that ran it; nil: there is one
 	PromptTokens     int
 	CachedTokens     int // prompt tokens whose KV was reused here, not computed
 	OutputTokens     int // sampled here, Request.Output not counted

@@ -8,6 +8,7 @@ package ledger
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,7 +32,8 @@ type Engine struct {
 	Model       string
 	Device      string
 	PrefixReuse bool
-	Blocks      int
+	Ranks       int // data-parallel; 0: one
+	Blocks      int // of a rank
 	Load        func() infer.Load
 }
 
@@ -42,18 +44,18 @@ type Ledger struct {
 	requests *requestMetrics
 	batch    *batchMetrics
 
-	mu    sync.Mutex // guards state
-	state state
+	mu     sync.Mutex // guards states
+	states []state    // by rank
 }
 
-// state is what the rows so far add up to.
+// state is what the rows of a rank so far add up to.
 type state struct {
 	seen           bool     // there was a row
 	last           rows.Row // the newest: filled in by snapshot
 	kv             rows.KV  // of the last row that had it; valid if kv.Sampled
 	requests       rows.Requests
 	sums           rows.Sums
-	reused, missed rows.Counter // of the one rank
+	reused, missed rows.Counter
 	full, partial  int64
 	iterMissed     int64
 	genBlocks      int64
@@ -86,11 +88,12 @@ func (l *Ledger) Sink() rows.Sink {
 // Start makes the ring and the metrics. It must come before the engine runs.
 func (l *Ledger) Start(e Engine) error {
 	if l.o.Sink.Interval > 0 {
-		l.ring = rows.NewRing(e.Static, l.o.Keep)
+		l.ring = rows.NewRing(e.Static, l.o.Keep*max(e.Ranks, 1)) // of so many iterations
 	}
+	l.states = make([]state, max(e.Ranks, 1))
 	labels := prometheus.Labels{"model_name": e.Model, "engine_type": e.Device}
 	l.requests = newRequestMetrics(labels, l.o.VLLM)
-	l.batch = newBatchMetrics(labels)
+	l.batch = newBatchMetrics(labels, len(l.states))
 	if l.o.Registry == nil {
 		return nil
 	}
@@ -122,7 +125,7 @@ func (l *Ledger) Put(r *rows.Row) {
 func (l *Ledger) add(r *rows.Row) (fell bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := &l.state
+	s := &l.states[r.Rank]
 	q, add := &s.requests, &r.Requests
 	q.New += add.New
 	q.NewActive += add.NewActive
@@ -165,14 +168,25 @@ func (l *Ledger) add(r *rows.Row) (fell bool) {
 // plus adds what is known.
 func plus(a, b rows.Int) rows.Int { return rows.Int{V: a.V + b.V, OK: a.OK || b.OK} }
 
-func (l *Ledger) snapshot() state {
+// snapshot gives the states of the ranks, and of all of them what is not one rank's.
+func (l *Ledger) snapshot() (total state, ranks []state) {
 	l.mu.Lock()
-	s := l.state
+	ranks = slices.Clone(l.states)
 	l.mu.Unlock()
-	if l.ring != nil {
-		s.last, s.seen = l.ring.Newest()
+	for rank := range ranks {
+		if s := &ranks[rank]; l.ring != nil {
+			s.last, s.seen = l.ring.Newest(rank)
+		}
 	}
-	return s
+	total = ranks[0] // which tells of the queue for all
+	for i := range ranks[1:] {
+		s := &ranks[1+i]
+		total.sums.Prompt += s.sums.Prompt
+		total.sums.Cached += s.sums.Cached
+		total.last.Requests.Active += s.last.Requests.Active
+		total.last.Requests.MaxActive += s.last.Requests.MaxActive
+	}
+	return total, ranks
 }
 
 // Close ends the streams of those who follow the rows.

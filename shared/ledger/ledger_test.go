@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/labstack/echo/v4"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
 
@@ -320,4 +322,61 @@ func processor() int64 {
 		return 0
 	}
 	return use.Utime.Nano() + use.Stime.Nano()
+}
+
+func TestRanksHaveSeriesOfTheirOwn(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	l := New(Options{Keep: 3, VLLM: true, Registry: reg, Sink: rows.Sink{Interval: 1}})
+	if err := l.Start(Engine{Ranks: 2}); err != nil {
+		t.Fatal(err)
+	}
+	for rank := range int64(2) {
+		n := rank*2 + 1 // 1 and 3
+		r := rows.Row{
+			Rank: rank, Requests: rows.Requests{Active: n}, Sums: rows.Sums{Output: n, Prompt: n}, Batch: rows.Batch{Scheduled: rows.Some(n)},
+			KV: rows.KV{Sampled: true, Max: 10, Used: n},
+		}
+		if rank == 0 {
+			r.Requests.New, r.Requests.Queued = 7, 5
+		}
+		l.Put(&r)
+	}
+	l.Put(&rows.Row{Rank: 0, Synthetic: true, Requests: rows.Requests{Active: 1}, KV: rows.KV{Sampled: true, Used: 1}, Batch: rows.Batch{Scheduled: rows.Some(0)}})
+	got := scrape(t, reg)
+	for line, want := range map[string]float64{
+		`iter_output_tokens_total{dp_rank="0",engine_type="",model_name=""}`:   1,
+		`iter_output_tokens_total{dp_rank="1",engine_type="",model_name=""}`:   3,
+		`num_requests_new_total{engine_type="",model_name=""}`:                 7,
+		`num_requests_running{engine_type="",model_name=""}`:                   4,
+		`num_requests_waiting{engine_type="",model_name=""}`:                   0,
+		`iter_prompt_tokens_total{engine_type="",model_name=""}`:               4,
+		`kv_cache_used_blocks{dp_rank="1",engine_type="",model_name=""}`:       3,
+		`rank_imbalance_ratio{engine_type="",model_name="",of="batch"}`:        2,
+		`rank_imbalance_ratio{engine_type="",model_name="",of="kv_blocks"}`:    1.5,
+		`scheduled_batch_size_count{dp_rank="0",engine_type="",model_name=""}`: 1,
+		`scheduled_batch_size_count{dp_rank="1",engine_type="",model_name=""}`: 1,
+		`kv_cache_tokens_per_block{dp_rank="1",engine_type="",model_name=""}`:  0,
+	} {
+		if v, ok := got["meridian_"+line]; !ok || v != want {
+			t.Errorf("%s is %v (there: %t), want %v", line, v, ok, want)
+		}
+	}
+	if _, ok := got[`meridian_rank_imbalance_ratio{engine_type="",model_name="",of="tokens"}`]; ok {
+		t.Error("nothing was computed, and its imbalance is told")
+	}
+}
+
+// scrape gives the samples of a registry by their names and labels.
+func scrape(t *testing.T, reg *prometheus.Registry) map[string]float64 {
+	t.Helper()
+	w := httptest.NewRecorder()
+	promhttp.HandlerFor(reg, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	out := map[string]float64{}
+	for line := range strings.Lines(w.Body.String()) {
+		name, value, ok := strings.Cut(strings.TrimSpace(line), "} ")
+		if v, err := strconv.ParseFloat(value, 64); ok && err == nil {
+			out[name+"}"] = v
+		}
+	}
+	return out
 }

@@ -133,51 +133,108 @@ func batchGauges() []rowMetric {
 
 // rowCollector exports the sums of the rows.
 type rowCollector struct {
-	l       *Ledger
-	metrics []rowMetric
-	descs   []*prometheus.Desc
+	l         *Ledger
+	metrics   []rowMetric
+	descs     [][]*prometheus.Desc // by rank, by metric; of a metric that is no rank's the first
+	imbalance []imbalance
 }
 
 func newRowCollector(l *Ledger, labels prometheus.Labels) *rowCollector {
-	c := &rowCollector{l: l, metrics: rowMetrics()}
-	ranked := withRank(labels)
-	for _, m := range c.metrics {
-		constant := labels
-		if m.rank {
-			constant = ranked
-		}
-		c.descs = append(c.descs, prometheus.NewDesc(prefix+m.name, m.help, nil, constant))
-	}
-	for _, m := range levelMetrics() {
-		constant := maps.Clone(ranked)
-		constant["cache_level"], constant["cache_tier"] = m.level, m.tier
+	c := &rowCollector{l: l, metrics: rowMetrics(), imbalance: imbalances(labels)}
+	levels := levelMetrics()
+	for _, m := range levels {
 		c.metrics = append(c.metrics, m.rowMetric)
-		c.descs = append(c.descs, prometheus.NewDesc(prefix+m.name, m.help, nil, constant))
+	}
+	for rank := range l.states {
+		ranked := withRank(labels, rank)
+		var descs []*prometheus.Desc
+		for i, m := range c.metrics {
+			constant := labels
+			if m.rank {
+				constant = ranked
+			}
+			if at := i - len(c.metrics) + len(levels); at >= 0 {
+				constant = maps.Clone(ranked)
+				constant["cache_level"], constant["cache_tier"] = levels[at].level, levels[at].tier
+			}
+			descs = append(descs, prometheus.NewDesc(prefix+m.name, m.help, nil, constant))
+		}
+		c.descs = append(c.descs, descs)
 	}
 	return c
 }
 
-func withRank(labels prometheus.Labels) prometheus.Labels {
+func withRank(labels prometheus.Labels, rank int) prometheus.Labels {
 	out := maps.Clone(labels)
-	out["dp_rank"] = "0"
+	out["dp_rank"] = strconv.Itoa(rank)
 	return out
 }
 
 // Describe sends the names.
 func (c *rowCollector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range c.descs {
-		to <- d
+	for rank, descs := range c.descs {
+		for i, d := range descs {
+			if rank == 0 || c.metrics[i].rank {
+				to <- d
+			}
+		}
+	}
+	for _, m := range c.imbalance {
+		to <- m.desc
 	}
 }
 
 // Collect sends what is known.
 func (c *rowCollector) Collect(to chan<- prometheus.Metric) {
-	s := c.l.snapshot()
-	for i, m := range c.metrics {
-		if v := m.at(&s); v.OK && (s.seen || m.kind == counter) {
-			to <- prometheus.MustNewConstMetric(c.descs[i], m.kind, v.V)
+	total, ranks := c.l.snapshot()
+	for rank := range ranks {
+		for i, m := range c.metrics {
+			s := &ranks[rank]
+			if !m.rank {
+				s = &total
+			}
+			if v := m.at(s); (rank == 0 || m.rank) && v.OK && (s.seen || m.kind == counter) {
+				to <- prometheus.MustNewConstMetric(c.descs[rank][i], m.kind, v.V)
+			}
 		}
 	}
+	for _, m := range c.imbalance {
+		if v := m.of(ranks); v.OK {
+			to <- prometheus.MustNewConstMetric(m.desc, gauge, v.V)
+		}
+	}
+}
+
+// imbalance says how much more the busiest rank had than the mean: 1 is balance, the number of ranks the opposite.
+type imbalance struct {
+	desc *prometheus.Desc
+	at   func(*state) int64
+}
+
+func imbalances(labels prometheus.Labels) []imbalance {
+	desc := func(of string) *prometheus.Desc {
+		l := maps.Clone(labels)
+		l["of"] = of
+		return prometheus.NewDesc(prefix+"rank_imbalance_ratio", "What the busiest rank had over the mean of all, in the newest rows.", nil, l)
+	}
+	return []imbalance{
+		{desc("batch"), func(s *state) int64 { return s.last.Batch.Scheduled.V }},
+		{desc("tokens"), func(s *state) int64 { return s.last.Batch.CtxTokens.V + s.last.Batch.Gen.V }},
+		{desc("kv_blocks"), func(s *state) int64 { return s.kv.Used }},
+	}
+}
+
+// of is unknown where there is one rank, or nothing to balance.
+func (m *imbalance) of(ranks []state) rows.Ratio {
+	largest, sum := int64(0), int64(0)
+	for i := range ranks {
+		v := m.at(&ranks[i])
+		largest, sum = max(largest, v), sum+v
+	}
+	if len(ranks) == 1 {
+		return rows.Ratio{}
+	}
+	return rows.RatioOf(largest*int64(len(ranks)), sum)
 }
 
 // infoMetrics are the configuration, as gauges and as labels of a series that is 1.
@@ -198,35 +255,45 @@ func infoMetrics(labels prometheus.Labels, e *Engine) []prometheus.Collector {
 	fixed("max_batch_size_static", "Sequences of a batch, as configured.", float64(e.MaxBatchSize), labels)
 	fixed("max_batch_size_runtime", "Sequences of a batch, now.", float64(e.MaxBatchSize), labels)
 	fixed("max_num_tokens_runtime", "Query tokens of a batch.", float64(e.MaxNumTokens), labels)
-	fixed("kv_cache_tokens_per_block", "Tokens of a KV block.", float64(e.TokensPerBlock), withRank(labels))
+	for rank := range max(e.Ranks, 1) {
+		fixed("kv_cache_tokens_per_block", "Tokens of a KV block.", float64(e.TokensPerBlock), withRank(labels, rank))
+	}
 	fixed("model_config_info", "The model; always 1.", 1, with("context_tokens", strconv.FormatInt(e.Window, 10)))
-	fixed("parallel_config_info", "How the model is spread over ranks; always 1.", 1, with("tensor_parallel_size", "1", "pipeline_parallel_size", "1"))
+	fixed("parallel_config_info", "How the model is spread over ranks; always 1.", 1, with("tensor_parallel_size", "1", "pipeline_parallel_size", "1",
+		"data_parallel_size", strconv.Itoa(max(e.Ranks, 1))))
 	fixed("kv_cache_config_info", "The KV cache; always 1.", 1, with("tokens_per_block", strconv.FormatInt(e.TokensPerBlock, 10),
 		"max_blocks", strconv.Itoa(e.Blocks), "enable_block_reuse", strconv.FormatBool(e.PrefixReuse), "tier", e.Tier))
 	return out
 }
 
-// batchMetrics are histograms over sampled batches.
-type batchMetrics struct{ tokens, size prometheus.Histogram }
+// batchMetrics are histograms over sampled batches, by rank.
+type batchMetrics struct{ tokens, size []prometheus.Histogram }
 
-func newBatchMetrics(labels prometheus.Labels) *batchMetrics {
-	h := func(name, help string, buckets []float64) prometheus.Histogram {
-		return prometheus.NewHistogram(histogram(name, help, buckets, withRank(labels)))
+func newBatchMetrics(labels prometheus.Labels, ranks int) *batchMetrics {
+	m := &batchMetrics{}
+	for rank := range ranks {
+		h := func(name, help string, buckets []float64) prometheus.Histogram {
+			return prometheus.NewHistogram(histogram(name, help, buckets, withRank(labels, rank)))
+		}
+		m.tokens = append(m.tokens, h("prefill_batch_tokens", "Tokens of prefill in sampled batches that have any.", prometheus.ExponentialBuckets(64, 2, 10)))
+		m.size = append(m.size, h("scheduled_batch_size", "Requests in sampled batches.", prometheus.ExponentialBuckets(1, 2, 10)))
 	}
-	return &batchMetrics{
-		tokens: h("prefill_batch_tokens", "Tokens of prefill in sampled batches that have any.", prometheus.ExponentialBuckets(64, 2, 10)),
-		size:   h("scheduled_batch_size", "Requests in sampled batches.", prometheus.ExponentialBuckets(1, 2, 10)),
-	}
+	return m
 }
 
-func (m *batchMetrics) all() []prometheus.Collector { return []prometheus.Collector{m.tokens, m.size} }
+func (m *batchMetrics) all() (out []prometheus.Collector) {
+	for rank := range m.size {
+		out = append(out, m.tokens[rank], m.size[rank])
+	}
+	return out
+}
 
 func (m *batchMetrics) observe(r *rows.Row) {
-	if r.Drain {
+	if r.Drain || r.Synthetic {
 		return
 	}
-	m.size.Observe(float64(r.Batch.Scheduled.V))
+	m.size[r.Rank].Observe(float64(r.Batch.Scheduled.V))
 	if r.Batch.CtxTokens.V > 0 {
-		m.tokens.Observe(float64(r.Batch.CtxTokens.V))
+		m.tokens[r.Rank].Observe(float64(r.Batch.CtxTokens.V))
 	}
 }

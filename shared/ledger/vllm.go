@@ -50,7 +50,7 @@ func newVLLM(l *Ledger, e *Engine) *vllm {
 	}}
 	config := vllmLabels(e.Model)
 	config["block_size"] = strconv.FormatInt(e.TokensPerBlock, 10)
-	config["num_gpu_blocks"] = strconv.Itoa(e.Blocks)
+	config["num_gpu_blocks"] = strconv.Itoa(e.Blocks * max(e.Ranks, 1))
 	config["enable_prefix_caching"] = strconv.FormatBool(e.PrefixReuse)
 	config["cache_dtype"] = "auto"
 	v.info = prometheus.NewDesc(vllmPrefix+"cache_config_info", "The KV cache; always 1.", nil, config)
@@ -80,7 +80,7 @@ func (v *vllm) Collect(to chan<- prometheus.Metric) {
 		to <- prometheus.MustNewConstMetric(v.gauges["waiting"], gauge, float64(load.Waiting))
 		to <- prometheus.MustNewConstMetric(v.gauges["kv"], gauge, float64(load.KVUsedBlocks)/float64(max(load.KVMaxBlocks, 1)))
 	}
-	s := v.l.snapshot()
+	s, _ := v.l.snapshot()
 	to <- prometheus.MustNewConstMetric(v.total["prompt"], counter, valueOf(v.l.requests.promptTokens))
 	to <- prometheus.MustNewConstMetric(v.total["generation"], counter, valueOf(v.l.requests.outputTokens))
 	to <- prometheus.MustNewConstMetric(v.total["queries"], counter, float64(s.sums.Prompt))

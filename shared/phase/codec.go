@@ -51,6 +51,9 @@ func Append(dst []byte, r *Record) []byte {
 		w.Int("last", r.Iters.Last)
 		w.Close('}')
 	}
+	if r.DPRank != nil {
+		w.Int("dp_rank", int64(*r.DPRank))
+	}
 	w.Int("preemptions", int64(r.Preemptions))
 	w.Int("preempted_ns", r.PreemptedNS)
 	appendChunks(&w, r.Chunks)

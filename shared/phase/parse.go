@@ -92,6 +92,8 @@ func parseBody(r *jsonline.Reader, key string, rec *Record) bool {
 		rec.Transfer = ParseTransfer(r)
 	case "iters":
 		rec.Iters = parseIters(r)
+	case "dp_rank":
+		rec.DPRank = ParseRank(r)
 	case "preemptions":
 		rec.Preemptions = int(r.Int())
 	case "preempted_ns":
@@ -115,6 +117,16 @@ func parseBody(r *jsonline.Reader, key string, rec *Record) bool {
 		return false
 	}
 	return true
+}
+
+// ParseRank reads the member "dp_rank".
+func ParseRank(r *jsonline.Reader) *int {
+	v := r.IntPtr()
+	if v == nil {
+		return nil
+	}
+	rank := int(*v)
+	return &rank
 }
 
 // ParseError reads the member "error".

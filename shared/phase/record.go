@@ -61,6 +61,7 @@ type Record struct {
 	KV              *infer.KVCounts `json:"kv,omitempty"`
 	Transfer        *Transfer       `json:"transfer,omitempty"`
 	Iters           *Iters          `json:"iters,omitempty"`
+	DPRank          *int            `json:"dp_rank,omitempty"` // whose iterations these are; absent: the engine has one rank
 	Preemptions     int             `json:"preemptions"`
 	PreemptedNS     int64           `json:"preempted_ns"`
 	Chunks          []infer.Chunk   `json:"chunks,omitempty"`        // stamps in Clocks[0]

@@ -50,6 +50,7 @@ func full() (s Static, r Row) {
 		DiskMax: Some(1), DiskUsed: Some(2), DiskLoaded: Some(3), DiskStored: Some(4), DiskDropped: Some(5), DiskBroken: Some(6)}
 	of.Sum(r.Groups)
 	r.KV = of
+	r.Rank = 0 // which owns every field
 	return s, r
 }
 
@@ -66,6 +67,7 @@ func TestRowsSurviveARoundTrip(t *testing.T) {
 		{"nothing known", Static{Node: "n"}, Row{}},
 		{"KV sampled and empty", Static{Window: 128}, Row{KV: KV{Sampled: true}}},
 		{"no request", Static{}, Row{PerReq: []Req{}}},
+		{"another rank", Static{}, Row{Rank: 3, Requests: Requests{Active: 4}, Sums: Sums{Output: 5}}},
 	} {
 		text := NewEncoder(tt.static).Append(nil, &tt.row)
 		if !json.Valid(text) {

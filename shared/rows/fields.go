@@ -74,6 +74,7 @@ func layout(groups int) []field {
 		{"node", func(s *Static, _ *Row) any { return &s.Node }},
 		{"seq", func(_ *Static, r *Row) any { return &r.Seq }},
 		{"drain", func(_ *Static, r *Row) any { return &r.Drain }},
+		{"synthetic", func(_ *Static, r *Row) any { return &r.Synthetic }},
 		{"clock_id", func(s *Static, _ *Row) any { return &s.ClockID }},
 		{"steady_ns", func(_ *Static, r *Row) any { return &r.StartNS }},
 		{"timestamp", func(_ *Static, r *Row) any { return (*wall)(&r.WallNS) }},
@@ -81,7 +82,7 @@ func layout(groups int) []field {
 		{"numIterations", func(_ *Static, r *Row) any { return &r.Covers }},
 		{"iterLatencyMS", func(_ *Static, r *Row) any { return &r.IterLatency }},
 		{"iterSpanMS", func(_ *Static, r *Row) any { return &r.IterSpan }},
-		{"newActiveRequestsQueueLatencyMS", func(_ *Static, r *Row) any { return &r.QueueLatency }},
+		{"newActiveRequestsQueueLatencyMS", func(_ *Static, r *Row) any { return r.first(&r.QueueLatency) }},
 	}, requestFields(), limitFields(), []field{
 		group("kvCacheStats", true, kvFields()),
 		group("staticBatchingStats", false, nulls("numScheduledRequests", "numContextRequests", "numCtxTokens", "numGenTokens", "emptyGenSlots")),
@@ -89,13 +90,13 @@ func layout(groups int) []field {
 		null("specDecodingStats"),
 		{"schedulerMode", func(s *Static, _ *Row) any { return &s.Mode }},
 		{"statsSequence", func(_ *Static, r *Row) any { return &r.Seq }},
-		{"statsDroppedFrames", func(*Static, *Row) any { return zero }}, // the engine itself puts rows into the ring: nothing lies between
+		{"statsDroppedFrames", func(_ *Static, r *Row) any { return &r.Dropped }},
 		{"hostStepTimeMS", func(_ *Static, r *Row) any { return &r.HostStep }},
 		{"prevDeviceStepTimeMS", func(_ *Static, r *Row) any { return &r.PrevDevice }},
 		{"gpuForwardTimeMS", func(_ *Static, r *Row) any { return &r.Forward }},
 		{"gpuSampleTimeMS", func(_ *Static, r *Row) any { return &r.Sample }},
-		{"attentionDpRank", func(*Static, *Row) any { return zero }},
-		{"rank", func(s *Static, _ *Row) any { return &s.Rank }},
+		{"attentionDpRank", func(_ *Static, r *Row) any { return &r.Rank }},
+		{"rank", func(_ *Static, r *Row) any { return &r.Rank }},
 		{"requestStats", func(_ *Static, r *Row) any { return &r.PerReq }},
 		perGroup("kvCacheIterationStats", byWindow, groups, func(i int) []field { return join(levelFields(i), secondFields(i), reuseFields(i), deltaFields(i)) }),
 		perGroup("kvCacheIterationStatsByPoolGroup", array, groups, func(i int) []field {
@@ -123,16 +124,24 @@ type levels [3]any
 // zero is a value that cannot be another.
 const zero = int64(0)
 
+// first gives what only rank 0 owns; null in the rows of the others.
+func (r *Row) first(at any) any {
+	if r.Rank != 0 {
+		return nil
+	}
+	return at
+}
+
 func requestFields() []field {
 	return []field{
-		{"numNewRequests", func(_ *Static, r *Row) any { return &r.Requests.New }},
-		{"numNewActiveRequests", func(_ *Static, r *Row) any { return &r.Requests.NewActive }},
-		{"numCompletedRequests", func(_ *Static, r *Row) any { return &r.Requests.Completed }},
-		{"numCancelledRequests", func(_ *Static, r *Row) any { return &r.Requests.Cancelled }},
-		{"numExpiredRequests", func(_ *Static, r *Row) any { return &r.Requests.Expired }},
-		{"numFailedRequests", func(_ *Static, r *Row) any { return &r.Requests.Failed }},
+		{"numNewRequests", func(_ *Static, r *Row) any { return r.first(&r.Requests.New) }},
+		{"numNewActiveRequests", func(_ *Static, r *Row) any { return r.first(&r.Requests.NewActive) }},
+		{"numCompletedRequests", func(_ *Static, r *Row) any { return r.first(&r.Requests.Completed) }},
+		{"numCancelledRequests", func(_ *Static, r *Row) any { return r.first(&r.Requests.Cancelled) }},
+		{"numExpiredRequests", func(_ *Static, r *Row) any { return r.first(&r.Requests.Expired) }},
+		{"numFailedRequests", func(_ *Static, r *Row) any { return r.first(&r.Requests.Failed) }},
 		{"numActiveRequests", func(_ *Static, r *Row) any { return &r.Requests.Active }},
-		{"numQueuedRequests", func(_ *Static, r *Row) any { return &r.Requests.Queued }},
+		{"numQueuedRequests", func(_ *Static, r *Row) any { return r.first(&r.Requests.Queued) }},
 		{"maxNumActiveRequests", func(_ *Static, r *Row) any { return &r.Requests.MaxActive }},
 		{"sumPromptTokens", func(_ *Static, r *Row) any { return &r.Sums.Prompt }},
 		{"sumCachedTokens", func(_ *Static, r *Row) any { return &r.Sums.Cached }},

@@ -153,12 +153,14 @@ func (g *Ring) Closed() bool {
 	return g.closed
 }
 
-// Newest gives the newest row.
-func (g *Ring) Newest() (Row, bool) {
+// Newest gives the newest row of a rank.
+func (g *Ring) Newest(rank int) (Row, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.last == 0 {
-		return Row{}, false
+	for seq := g.last; seq > 0 && seq >= g.oldest(); seq-- { // the rows of all ranks lie side by side
+		if r := &g.slots[g.at(seq)].row; r.Rank == int64(rank) {
+			return *r, true
+		}
 	}
-	return g.slots[g.at(g.last)].row, true
+	return Row{}, false
 }

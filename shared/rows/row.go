@@ -54,7 +54,6 @@ type Static struct {
 	Tier           string  // where KV is: "gpu" or "host"
 	HostTier       string  // "host" where evicted KV is kept there; empty: nowhere
 	DiskTier       string  // "disk" likewise
-	Rank           int64
 }
 
 // Group is a group of layers that have KV blocks of their own: a pool group, with one life cycle, of TensorRT-LLM. There is one
@@ -68,15 +67,21 @@ type Group struct {
 // MaxGroups is how many groups of a row can be read.
 const MaxGroups = 8
 
-// Row is one sampled iteration. Counts that are sums cover everything since the row before, so that their totals do not
+// Row is one sampled iteration of one rank. What belongs to the queue that the ranks share (QueueLatency, and New, NewActive,
+// Completed, Cancelled, Expired, Failed and Queued of Requests) is rank 0's, for all of them; in the rows of the others it is
+// null, and 0 here. Counts that are sums cover everything since the row before, so that their totals do not
 // depend on how many iterations are sampled.
 type Row struct {
 	Seq     int64 // set by the ring; the first is 1
+	Rank    int64 // data-parallel rank
 	Iter    int64 // the step that the row is of, numbered when its batch was built
 	Drain   bool  // no iteration: the engine went idle with something to tell
 	Covers  int64 // iterations since the row before, this one included
 	StartNS int64 // steady clock, when the batch was built
 	WallNS  int64 // the same moment, Unix time
+	// Synthetic: the rank had nothing to run in this iteration and came along. Its zeros are no measurement.
+	Synthetic bool
+	Dropped   int64 // rows that did not become part of a set of all ranks, since the start
 
 	IterLatency  Span // building loop's start to consuming loop's end; with overlap two loops
 	IterSpan     Span // since the batch before was built; the sum is wall time

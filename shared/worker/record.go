@@ -80,7 +80,7 @@ func (a *attempt) fillReport(r infer.Report) {
 		rec.Tokens.Prompt = r.PromptTokens
 	}
 	rec.Tokens.Cached = r.CachedTokens
-	rec.Preemptions, rec.PreemptedNS = r.Preemptions, r.PreemptedNS
+	rec.DPRank, rec.Preemptions, rec.PreemptedNS = r.Rank, r.Preemptions, r.PreemptedNS
 	rec.Chunks, rec.EnergyJ = r.Chunks, r.EnergyJ
 	if r.QueuedNS != 0 {
 		kv := r.KV

@@ -1,0 +1,493 @@
+package ranks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"meridian.internal/gpu/collective"
+	"meridian.internal/gpu/engine"
+	"meridian.internal/gpu/sim"
+	"meridian.internal/shared/blockhash"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/kvevent"
+	"meridian.internal/shared/rows"
+)
+
+var small = sim.Config{Vocab: 1000, TokensPerBlock: 8, KVBlocks: 80, MaxSlots: 8}
+
+func TestTextsAreThoseOfOneRank(t *testing.T) {
+	for _, ranks := range []int{1, 2, 4} {
+		for _, overlap := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				random := rand.New(rand.NewPCG(uint64(ranks), 1))
+				list := requests(random, 80, small.Vocab)
+				want := texts(t, list, small)
+				dev := small
+				dev.Cost = sim.Cost{Step: 50_000, PrefillToken: 1000, Decode: 2000}
+				r := newRig(t, ranks, Options{Engine: engine.Config{Overlap: overlap, PrefixReuse: true, MaxNumTokens: 40}}, dev)
+				used := map[int]int{}
+				var mu sync.Mutex
+				var wg sync.WaitGroup
+				for i, req := range list {
+					later := time.Duration(random.IntN(20)) * time.Millisecond
+					wg.Go(func() {
+						time.Sleep(later)
+						s, err := r.Submit(req)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						got, done, err := finish(s)
+						if err != nil || !slices.Equal(got, want[i]) || (ranks > 1) != (done.Report.Rank != nil) || ranks > 1 && *done.Report.Rank != s.Rank() {
+							t.Errorf("request %d on rank %d: %v, %v, want %v, error %v", i, s.Rank(), got, done, want[i], err)
+						}
+						mu.Lock()
+						used[s.Rank()]++
+						mu.Unlock()
+					})
+				}
+				wg.Wait()
+				r.stop()
+				if len(used) != ranks {
+					t.Errorf("%d ranks ran something, want %d: %v", len(used), ranks, used)
+				}
+			})
+		}
+	}
+}
+
+// kvOf hands the KV of a prompt from one group to another, as two nodes do, and decodes there.
+func handOver(ctx, gen *rig, req infer.Request) ([]int32, error) {
+	req.Kind = infer.ContextOnly
+	s, err := ctx.Submit(req)
+	if err != nil {
+		return nil, err
+	}
+	x := s.Export()
+	defer x.Release()
+	req.Kind = infer.GenerationOnly
+	h, err := gen.Reserve(context.Background(), req)
+	if err != nil {
+		return nil, err
+	}
+	info := gen.engines[0].Info()
+	for {
+		span, err := x.NextSpan(context.Background())
+		if err != nil {
+			break
+		}
+		if span.TokenFrom = max(span.TokenFrom, h.Held()); span.TokenFrom >= span.TokenTo {
+			continue
+		}
+		b := make([]byte, engine.SpanBytes(info, span))
+		if err := x.Read(context.Background(), span, b); err != nil {
+			return nil, err
+		}
+		if err := h.Write(context.Background(), span, b); err != nil {
+			return nil, err
+		}
+	}
+	first, _, err := finish(s)
+	if err != nil {
+		return nil, err
+	}
+	seq, err := h.Start([]infer.Token{{ID: first[0]}})
+	if err != nil {
+		return nil, err
+	}
+	got, _, err := finish(seq)
+	return got, err
+}
+
+func TestKVIsHandedOverBetweenGroupsOfAnySize(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		list := requests(rand.New(rand.NewPCG(3, 3)), 24, small.Vocab)
+		for i := range list {
+			list[i].MaxTokens += 2
+		}
+		want := texts(t, list, small)
+		for _, from := range []int{1, 2, 4} {
+			for _, to := range []int{1, 2, 4} {
+				dev := small
+				dev.Cost = sim.Cost{Step: 50_000, PrefillToken: 1000, Decode: 2000, CopyByte: 1}
+				o := Options{Engine: engine.Config{Overlap: true, PrefixReuse: true, MaxNumTokens: 40}}
+				ctx, gen := newRig(t, from, o, dev), newRig(t, to, o, dev)
+				var wg sync.WaitGroup
+				for i, req := range list {
+					wg.Go(func() {
+						got, err := handOver(ctx, gen, req)
+						if err != nil || !slices.Equal(got, want[i]) {
+							t.Errorf("%d to %d ranks, request %d: %v, want %v, error %v", from, to, i, got, want[i], err)
+						}
+					})
+				}
+				wg.Wait()
+				ctx.stop()
+				gen.stop()
+			}
+		}
+	})
+}
+
+func TestAPrefixBringsARequestToTheRankThatHoldsIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 4, Options{Engine: engine.Config{PrefixReuse: true}}, small)
+		home := map[int32]int{}
+		for i := range int32(40) {
+			family := i % 4
+			prompt := make([]int32, 60)
+			for k := range prompt {
+				prompt[k] = (family*101 + int32(k)) % 900
+			}
+			prompt[59] = 900 + i // only the last block differs
+			s, err := r.Submit(infer.Request{ID: int64(i), Prompt: prompt, MaxTokens: 2})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, done, err := finish(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i < 4 {
+				home[family] = s.Rank()
+			} else if s.Rank() != home[family] || done.Report.CachedTokens < 56 {
+				t.Errorf("request %d of family %d: rank %d, %d tokens cached; its prefix is on rank %d", i, family, s.Rank(), done.Report.CachedTokens, home[family])
+			}
+		}
+		if len(home) != 4 {
+			t.Errorf("homes are %v, want each family on a rank of its own", home)
+		}
+	})
+}
+
+func TestTheLeastLoadedRankComesFirst(t *testing.T) {
+	load := func(running, waiting int) infer.Load { return infer.Load{Running: running, WaitingTokens: waiting} }
+	for _, c := range []struct {
+		name string
+		list []choice
+		turn int
+		want []int
+	}{
+		{"all alike: whose turn it is", []choice{{rank: 0}, {rank: 1}, {rank: 2}}, 1, []int{1, 2, 0}},
+		{"less runs", []choice{{rank: 0, load: load(2, 0)}, {rank: 1, load: load(1, 0)}}, 0, []int{1, 0}},
+		{"less waits", []choice{{rank: 0, load: load(1, 500)}, {rank: 1, load: load(2, 0)}}, 0, []int{1, 0}},
+		{"just accepted", []choice{{rank: 0, queued: 1}, {rank: 1}}, 0, []int{1, 0}},
+		{"the prefix is worth more than some load", []choice{{rank: 0}, {rank: 1, matched: 96, load: load(2, 0)}}, 0, []int{1, 0}},
+		{"and less than much", []choice{{rank: 0}, {rank: 1, matched: 96, load: load(4, 0)}}, 0, []int{0, 1}},
+	} {
+		order(c.list, 100, c.turn)
+		var got []int
+		for _, x := range c.list {
+			got = append(got, x.rank)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// generator is what the load counted itself.
+type generator struct {
+	mu                             sync.Mutex
+	submitted, completed, ended    int64
+	prompt, cached, output, failed int64
+}
+
+func (l *generator) run(t *testing.T, r *rig, random *rand.Rand, list []infer.Request, until func() bool) {
+	for i := 0; !until(); i++ {
+		if random.IntN(8) == 0 { // all ranks may go idle
+			time.Sleep(time.Duration(random.IntN(20)) * time.Millisecond)
+		}
+		req := list[random.IntN(len(list))]
+		req.ID = random.Int64()
+		s, err := r.Submit(req)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if random.IntN(6) == 0 {
+			time.Sleep(time.Duration(random.IntN(3000)) * time.Microsecond)
+			s.Cancel()
+		}
+		_, done, err := finish(s)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		l.mu.Lock()
+		l.submitted++
+		if done.Err == nil {
+			l.completed++
+		}
+		if done.Report.FirstScheduledNS != 0 {
+			l.prompt += int64(done.Report.PromptTokens)
+			l.cached += int64(done.Report.CachedTokens)
+		}
+		l.output += int64(done.Report.OutputTokens)
+		l.mu.Unlock()
+	}
+}
+
+// TestEveryRowSetIsCompleteAndExact runs 10,000 iterations of 4 ranks with random loads, random delays of ranks and cancels.
+func TestEveryRowSetIsCompleteAndExact(t *testing.T) {
+	const ranks, iters = 4, 10_000
+	for _, interval := range []int{1, 3, 10} {
+		t.Run(fmt.Sprint("interval ", interval), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				seed := rand.New(rand.NewPCG(uint64(interval), 7))
+				devices := make([]sim.Config, ranks)
+				for i := range devices {
+					devices[i] = small
+					devices[i].Shallow = true
+					delays := rand.New(rand.NewPCG(seed.Uint64(), 1))
+					devices[i].Cost = sim.Cost{Step: 20_000, PrefillToken: 500, Decode: 1000}
+					devices[i].Sleep = func(d time.Duration) { time.Sleep(d + time.Duration(delays.IntN(200_000))) }
+				}
+				r := newRigOf(t, Options{Engine: engine.Config{Overlap: interval != 3, PrefixReuse: true, MaxNumTokens: 64}, Sink: rows.Sink{Interval: interval, KVInterval: interval}}, devices)
+				list := requests(seed, 60, small.Vocab)
+				var l generator
+				var wg sync.WaitGroup
+				for range 10 {
+					random := rand.New(rand.NewPCG(seed.Uint64(), 2))
+					wg.Go(func() { l.run(t, r, random, list, func() bool { return r.Load().Iter >= iters }) })
+				}
+				wg.Wait()
+				time.Sleep(time.Second)
+				synctest.Wait()
+				drains := checkSets(t, r.rows, ranks, interval)
+				if drains == 0 && interval > 1 {
+					t.Error("there was no drain row")
+				}
+				checkSums(t, r.rows, &l)
+				r.stop()
+				if n := r.aligner.Dropped(); n != 0 {
+					t.Errorf("%d rows were dropped", n)
+				}
+			})
+		})
+	}
+}
+
+// checkSets verifies that rows come as sets of all ranks in the order of iterations, none left out.
+func checkSets(t *testing.T, list []rows.Row, ranks, interval int) (drains int) {
+	t.Helper()
+	if len(list)%ranks != 0 {
+		t.Fatalf("%d rows of %d ranks", len(list), ranks)
+	}
+	last, covered := int64(0), make([]int64, ranks)
+	for i := 0; i < len(list); i += ranks {
+		set := list[i : i+ranks]
+		all := true
+		for rank := range set {
+			r := &set[rank]
+			if r.Rank != int64(rank) || r.Iter != set[0].Iter || r.Drain != set[0].Drain {
+				t.Fatalf("row %d: rank %d, iteration %d, drain %t in the set of iteration %d", i+rank, r.Rank, r.Iter, r.Drain, set[0].Iter)
+			}
+			all = all && r.Synthetic
+			covered[rank] += r.Covers
+			if covered[rank] != r.Iter {
+				t.Fatalf("rank %d: rows up to iteration %d cover %d iterations", rank, r.Iter, covered[rank])
+			}
+			if r.Synthetic && (r.Batch.Scheduled.V != 0 || r.Forward.OK || r.IterLatency.OK || r.HostStep.OK) {
+				t.Errorf("iteration %d: a synthetic row of rank %d tells of work: %+v", r.Iter, rank, *r)
+			}
+			if rank > 0 && (r.Requests.New|r.Requests.Completed|r.Requests.Queued) != 0 {
+				t.Errorf("iteration %d: rank %d tells of the queue: %+v", r.Iter, rank, r.Requests)
+			}
+			if k := &r.KV; k.Sampled && k.Max != k.Free+k.Used {
+				t.Errorf("iteration %d of rank %d: KV %+v", r.Iter, rank, *k)
+			}
+		}
+		if set[0].Drain {
+			drains++
+			if interval == 1 && set[0].Covers != 0 {
+				t.Errorf("a drain covers %d iterations", set[0].Covers)
+			}
+			if all {
+				t.Errorf("after iteration %d: a drain of nothing", set[0].Iter)
+			}
+			continue
+		}
+		if want := (last/int64(interval) + 1) * int64(interval); set[0].Iter != want {
+			t.Fatalf("the set of iteration %d follows that of %d", set[0].Iter, last)
+		}
+		last = set[0].Iter
+	}
+	return drains
+}
+
+func checkSums(t *testing.T, list []rows.Row, l *generator) {
+	t.Helper()
+	var got generator
+	for i := range list {
+		r := &list[i]
+		got.submitted += r.Requests.New
+		got.completed += r.Requests.Completed
+		got.ended += r.Requests.Completed + r.Requests.Cancelled + r.Requests.Expired + r.Requests.Failed
+		got.prompt += r.Sums.Prompt
+		got.cached += r.Sums.Cached
+		got.output += r.Sums.Output
+	}
+	if got.submitted != l.submitted || got.completed != l.completed || got.ended != l.submitted || got.output != l.output {
+		t.Errorf("rows add up to %d new, %d completed, %d ended requests and %d tokens; the load was %d, %d, %d and %d",
+			got.submitted, got.completed, got.ended, got.output, l.submitted, l.completed, l.submitted, l.output)
+	}
+	if got.prompt < l.prompt || got.cached < l.cached { // a cancelled request may have had its slot and no step
+		t.Errorf("rows add up to %d prompt tokens, %d of them cached; the load saw %d and %d", got.prompt, got.cached, l.prompt, l.cached)
+	}
+}
+
+func TestWhatIsLeftAtTheEndIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dev := small
+		dev.Cost = sim.Cost{Step: 1e6}
+		r := newRig(t, 3, Options{Engine: engine.Config{Overlap: true}, Sink: rows.Sink{Interval: 10}}, dev)
+		var open []*engine.Sequence
+		for i := range 9 {
+			s, err := r.Submit(infer.Request{ID: int64(i), Prompt: []int32{1, 2, 3}, MaxTokens: 200, IgnoreEOS: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			open = append(open, s)
+		}
+		time.Sleep(33 * time.Millisecond)
+		r.stop()
+		for _, s := range open {
+			if _, done, err := finish(s); err != nil || !errors.Is(done.Err, engine.ErrStopped) {
+				t.Errorf("ended with %v, %v", done, err)
+			}
+		}
+		created, failed := int64(0), int64(0)
+		for _, row := range r.rows {
+			created += row.Requests.New
+			failed += row.Requests.Failed
+		}
+		checkSets(t, r.rows, 3, 10)
+		if created != 9 || failed != 9 {
+			t.Errorf("rows count %d new and %d failed requests, want 9 and 9", created, failed)
+		}
+	})
+}
+
+func TestIdleRanksMakeNoIteration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 4, Options{Engine: engine.Config{Overlap: true}, Sink: rows.Sink{Interval: 1}}, small)
+		s, err := r.Submit(infer.Request{ID: 1, Prompt: []int32{1}, MaxTokens: 3, IgnoreEOS: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := finish(s); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		before := r.Load().Iter
+		time.Sleep(time.Hour)
+		if after := r.Load().Iter; after != before || before > 4 {
+			t.Errorf("%d iterations for 3 tokens, and %d after an hour", before, after)
+		}
+	})
+}
+
+func TestALostDeviceEndsAllRanksWithAReason(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		devices := []sim.Config{small, small, small}
+		for i := range devices {
+			devices[i].Cost = sim.Cost{Step: 1e6}
+		}
+		errFell := errors.New("the device fell off")
+		devices[2].Fail = func(iter int64) error {
+			if iter > 10 {
+				return errFell
+			}
+			return nil
+		}
+		r := newRigOf(t, Options{Engine: engine.Config{MaxBatchSize: 1}}, devices)
+		r.runs = errFell
+		var open []*engine.Sequence
+		for i := range 12 {
+			s, err := r.Submit(infer.Request{ID: int64(i), Prompt: []int32{1, 2, 3}, MaxTokens: 200, IgnoreEOS: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			open = append(open, s)
+		}
+		named := 0
+		for _, s := range open {
+			_, done, err := finish(s)
+			if err != nil || done.Err == nil {
+				t.Errorf("ended with %v, %v", done, err)
+			} else if s.Rank() != 2 && strings.Contains(done.Err.Error(), "rank 2") && errors.Is(done.Err, collective.ErrLost) {
+				named++
+			}
+		}
+		if named != 8 {
+			t.Errorf("%d of 8 requests of the other ranks name the lost one", named)
+		}
+		r.stop()
+	})
+}
+
+func TestARankThatHangsIsNamedWithinTheDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		devices := []sim.Config{small, small}
+		for i := range devices {
+			devices[i].Cost = sim.Cost{Step: 1e6}
+		}
+		hang := make(chan struct{})
+		devices[1].Sleep = func(time.Duration) { <-hang }
+		r := newRigOf(t, Options{Deadline: 2 * time.Second}, devices)
+		r.runs = collective.ErrMissed
+		var open []*engine.Sequence
+		for i := range 2 {
+			s, err := r.Submit(infer.Request{ID: int64(i), Prompt: []int32{1, 2, 3}, MaxTokens: 100, IgnoreEOS: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			open = append(open, s)
+		}
+		begin := time.Now()
+		_, done, err := finish(open[0])
+		if err != nil || !errors.Is(done.Err, collective.ErrMissed) || !strings.Contains(done.Err.Error(), "[1]") || time.Since(begin) > 3*time.Second {
+			t.Errorf("after %v: %v, %v", time.Since(begin), done, err)
+		}
+		close(hang)
+		r.stop()
+	})
+}
+
+func TestTheGroupIsOneCache(t *testing.T) {
+	var got []string
+	c := newCache(func(ev kvevent.Event) {
+		switch ev.Type {
+		case kvevent.Moved:
+			got = append(got, fmt.Sprintf("%d %d %s>%s", ev.Seq, ev.Epoch, ev.Moved.From, ev.Moved.To))
+		default:
+			got = append(got, fmt.Sprintf("%d %d %s", ev.Seq, ev.Epoch, ev.Type))
+		}
+	}, 7, newRig(t, 1, Options{}, small).engines[0].Info())
+	a, b := c.of(0), c.of(1)
+	stored := kvevent.Event{Type: kvevent.Stored, Blocks: []kvevent.Block{{Hash: 5}}}
+	removed := kvevent.Event{Type: kvevent.Removed, Removed: []blockhash.Hash{5}}
+	moved := kvevent.Event{Type: kvevent.Moved, Moved: &kvevent.Move{Hash: 5, From: kvevent.Device, To: kvevent.Host}}
+	for _, tell := range []func(){
+		func() { a(stored) }, func() { b(stored) }, // news once
+		func() { a(moved) }, func() { b(moved) }, // moved when no rank has it on its device any more
+		func() { a(removed) }, func() { b(removed) }, // gone with the last
+	} {
+		tell()
+	}
+	if want := []string{"1 7 stored", "2 7 device>host", "3 7 removed"}; !slices.Equal(got, want) {
+		t.Errorf("told %q, want %q", got, want)
+	}
+	if len(c.blocks) != 0 {
+		t.Errorf("%d blocks are remembered that nobody has", len(c.blocks))
+	}
+}

@@ -1,0 +1,86 @@
+package ranks
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"meridian.internal/gpu/engine"
+	"meridian.internal/shared/infer"
+)
+
+// choice is a rank as the queue sees it.
+type choice struct {
+	rank    int
+	load    infer.Load
+	queued  int // accepted, without a slot; newer than load
+	matched int // tokens of the prompt whose KV is there
+}
+
+// sequenceTokens is what a sequence that decodes, or waits, costs a rank as a newcomer sees it, in tokens of prefill.
+const sequenceTokens = 32
+
+// cost is the work between a prompt and its first token on a rank, in tokens of prefill: what is to be computed of it, and what
+// stands before it or beside it.
+func (c *choice) cost(prompt int) int {
+	return prompt - c.matched + c.load.WaitingTokens + sequenceTokens*(c.load.Running+max(c.queued, c.load.Waiting))
+}
+
+// order sorts ranks by their cost for a prompt; of equals the first one from the rank whose turn it is.
+func order(list []choice, prompt, turn int) {
+	n := len(list)
+	slices.SortFunc(list, func(a, b choice) int {
+		if x, y := a.cost(prompt), b.cost(prompt); x != y {
+			return x - y
+		}
+		return (a.rank-turn+n)%n - (b.rank-turn+n)%n
+	})
+}
+
+// candidates are the ranks for a request, best first.
+func (g *Group) candidates(r *infer.Request) []choice {
+	list := make([]choice, len(g.engines))
+	for rank, e := range g.engines {
+		list[rank] = choice{rank: rank, load: e.Load(), queued: e.Queued()}
+	}
+	if g.cache != nil {
+		g.cache.match(r, list)
+	}
+	g.mu.Lock()
+	turn := g.next
+	g.next = (g.next + 1) % len(list)
+	g.mu.Unlock()
+	order(list, len(r.Prompt)+len(r.Output), turn)
+	return list
+}
+
+// place gives a request to the best rank that takes it. It stays there: its KV does.
+func (g *Group) place(r *infer.Request, give func(*engine.Engine) error) (err error) {
+	if len(g.engines) == 1 {
+		return give(g.engines[0])
+	}
+	for _, c := range g.candidates(r) {
+		if err = give(g.engines[c.rank]); !errors.Is(err, engine.ErrQueueFull) {
+			return err
+		}
+	}
+	return err
+}
+
+// Submit accepts an Aggregated or ContextOnly request; see engine.Engine.
+func (g *Group) Submit(r infer.Request) (s *engine.Sequence, err error) {
+	err = g.place(&r, func(e *engine.Engine) (err error) {
+		s, err = e.Submit(r)
+		return err
+	})
+	return s, err
+}
+
+// Reserve waits until slot and blocks for a GenerationOnly request are there; see engine.Engine.
+func (g *Group) Reserve(ctx context.Context, r infer.Request) (h *engine.Reservation, err error) {
+	err = g.place(&r, func(e *engine.Engine) (err error) {
+		h, err = e.Reserve(ctx, r)
+		return err
+	})
+	return h, err
+}

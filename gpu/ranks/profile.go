@@ -1,0 +1,44 @@
+package ranks
+
+import (
+	"context"
+	"slices"
+
+	"meridian.internal/gpu/profile"
+	"meridian.internal/shared/rows"
+)
+
+// StartProfile opens a profile window of as many iterations on all ranks, which begins within a few of the same one. The process
+// has one CPU profile: rank 0's.
+func (g *Group) StartProfile(ctx context.Context, r rows.ProfileRequest) (rows.ProfileWindow, error) {
+	w, err := g.engines[0].StartProfile(ctx, r)
+	if err != nil || len(g.engines) == 1 {
+		return w, err
+	}
+	r.Activities = slices.DeleteFunc(slices.Clone(w.Activities), func(a string) bool { return a == profile.CPU })
+	if len(r.Activities) == 0 {
+		return w, nil
+	}
+	for _, e := range g.engines[1:] {
+		other, err := e.StartProfile(ctx, r)
+		if err != nil {
+			_, _ = g.StopProfile(ctx) // what has begun is not left open; the first error says why
+			return rows.ProfileWindow{}, err
+		}
+		w.Files = append(w.Files, other.Files...)
+	}
+	return w, nil
+}
+
+// StopProfile ends the windows and waits for their files.
+func (g *Group) StopProfile(ctx context.Context) (rows.ProfileWindow, error) {
+	w, err := g.engines[0].StopProfile(ctx)
+	for _, e := range g.engines[1:] {
+		other, otherErr := e.StopProfile(ctx)
+		if err == nil && otherErr != nil && otherErr != rows.ErrProfileNone {
+			err = otherErr
+		}
+		w.Files = append(w.Files, other.Files...)
+	}
+	return w, err
+}

@@ -1,0 +1,119 @@
+package stats
+
+import (
+	"slices"
+
+	"meridian.internal/shared/rows"
+)
+
+// Aligner makes sets out of the rows of many ranks: of each iteration the rows of all ranks, or none. It is pure, and belongs
+// to one goroutine. Each rank gives its rows in order; a rank that had nothing to run gives one that says so (Synthetic).
+type Aligner struct {
+	ranks   int
+	open    []set // by iteration
+	last    place // of the newest set that was given
+	dropped int64
+}
+
+// place orders rows: an iteration, then what was told when nothing was left to run after it.
+type place struct {
+	iter  int64
+	drain bool
+}
+
+func placeOf(r *rows.Row) place { return place{r.Iter, r.Drain} }
+
+func (p place) compare(q place) int {
+	switch {
+	case p == q:
+		return 0
+	case p.iter < q.iter || p.iter == q.iter && q.drain:
+		return -1
+	}
+	return 1
+}
+
+// set is the rows of an iteration so far.
+type set struct {
+	place
+	rows []*rows.Row // by rank; nil: not there yet
+	n    int
+}
+
+// maxOpen bounds the iterations that wait for a rank. Ranks in lockstep are a few apart.
+const maxOpen = 64
+
+// NewAligner makes an aligner.
+func NewAligner(ranks int) *Aligner { return &Aligner{ranks: ranks, last: place{iter: -1}} }
+
+// Dropped counts the rows that came to no set: those of an iteration whose set, or a later one, was given already, that came
+// twice, or that another rank never told of.
+func (a *Aligner) Dropped() int64 { return a.dropped }
+
+// Add takes in a row, which it keeps, and gives the set of its iteration when that is complete: a row for each rank, in order.
+// Sets come in the order of iterations.
+func (a *Aligner) Add(r *rows.Row) []*rows.Row {
+	p := placeOf(r)
+	if r.Rank < 0 || r.Rank >= int64(a.ranks) || p.compare(a.last) <= 0 {
+		a.dropped++
+		return nil
+	}
+	i, found := slices.BinarySearchFunc(a.open, p, func(s set, p place) int { return s.compare(p) })
+	if !found {
+		a.open = slices.Insert(a.open, i, set{place: p, rows: make([]*rows.Row, a.ranks)})
+	}
+	s := &a.open[i]
+	if s.rows[r.Rank] != nil {
+		a.dropped++
+		return nil
+	}
+	s.rows[r.Rank] = r
+	if s.n++; s.n < a.ranks {
+		if len(a.open) > maxOpen {
+			a.drop(1)
+		}
+		return nil
+	}
+	whole := s.rows
+	a.last = p
+	a.open[i].n = 0
+	a.drop(i + 1) // what is older lacks a rank that has gone on
+	own(whole, a.dropped)
+	return whole
+}
+
+// drop forgets the oldest open sets.
+func (a *Aligner) drop(n int) {
+	for _, s := range a.open[:n] {
+		a.dropped += int64(s.n)
+	}
+	a.open = slices.Delete(a.open, 0, n)
+}
+
+// own leaves each fact to its owner. The queue is that of all ranks: rank 0 tells of it, with the sums over all.
+func own(set []*rows.Row, dropped int64) {
+	first := set[0]
+	first.Dropped = dropped
+	q := &first.Requests
+	for _, r := range set[1:] {
+		a := &r.Requests
+		q.New += a.New
+		q.NewActive += a.NewActive
+		q.Completed += a.Completed
+		q.Cancelled += a.Cancelled
+		q.Expired += a.Expired
+		q.Failed += a.Failed
+		q.Queued += a.Queued
+		first.QueueLatency.NS += r.QueueLatency.NS
+		b, c := &first.Batch, &r.Batch
+		for _, f := range [...]struct{ sum, part *rows.Int }{
+			{&b.QueuedCtx, &c.QueuedCtx}, {&b.QueuedCtxTokens, &c.QueuedCtxTokens},
+			{&b.QueuedGen, &c.QueuedGen}, {&b.QueuedGenKVTokens, &c.QueuedGenKVTokens},
+		} {
+			f.sum.V += f.part.V
+			*f.part = rows.Int{}
+		}
+		r.Requests = rows.Requests{Active: a.Active, MaxActive: a.MaxActive, Suspended: a.Suspended, Resumed: a.Resumed}
+		r.QueueLatency, r.Dropped = rows.Span{}, dropped
+	}
+}
