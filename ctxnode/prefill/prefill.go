@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/http"
 	"sync/atomic"
+	"time"
 
 	"meridian.internal/gpu/engine"
 	"meridian.internal/gpu/kvwire"
@@ -136,6 +137,13 @@ func (g *leg) Next(ctx context.Context) ([]infer.Token, *infer.Done, error) {
 	cancel(nil)
 	<-watching
 	if err != nil && ctx.Err() == nil && context.Cause(sub) == errOfferEnded {
+		g.over.Store(true)
+		g.seq.Cancel()
+		select { // who ended the other leg may have ended this one too, by another connection
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		case <-time.After(bothLegs):
+		}
 		_, why := g.offer.Result()
 		return nil, nil, api.Failed("kv", true, "the generation node went away during prefill: %v", why)
 	}
@@ -145,6 +153,9 @@ func (g *leg) Next(ctx context.Context) ([]infer.Token, *infer.Done, error) {
 	}
 	return tokens, done, err
 }
+
+// bothLegs is how much later the end of this leg may be heard of than that of the other.
+const bothLegs = 20 * time.Millisecond
 
 var errOfferEnded = errors.New("prefill: the offer has ended")
 

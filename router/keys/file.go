@@ -45,6 +45,9 @@ func parse(b []byte) ([]Key, []digest, error) {
 	var file struct {
 		Keys []Key `yaml:"keys"`
 	}
+	if err := bounded(b); err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrFile, err)
+	}
 	d := yaml.NewDecoder(bytes.NewReader(b))
 	d.KnownFields(true)
 	if err := d.Decode(&file); err != nil {
@@ -72,6 +75,44 @@ func parse(b []byte) ([]Key, []digest, error) {
 		ids[k.ID], sums[sum], digests[i] = true, true, sum
 	}
 	return file.Keys, digests, nil
+}
+
+const (
+	maxMembers = 32      // of one mapping: the decoder compares each with each
+	maxDepth   = 8
+)
+
+// bounded refuses what would take the decoder long: aliases, nesting and mappings that no file of keys has.
+func bounded(b []byte) error {
+	d := yaml.NewDecoder(bytes.NewReader(b))
+	for {
+		var n yaml.Node
+		if err := d.Decode(&n); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if err := boundedNode(&n, 0); err != nil {
+			return err
+		}
+	}
+}
+
+func boundedNode(n *yaml.Node, depth int) error {
+	switch {
+	case n.Kind == yaml.AliasNode:
+		return fmt.Errorf("line %d: aliases are not taken", n.Line)
+	case depth > maxDepth:
+		return fmt.Errorf("line %d: nested over %d levels", n.Line, maxDepth)
+	case n.Kind == yaml.MappingNode && len(n.Content) > 2*maxMembers:
+		return fmt.Errorf("line %d: %d members: want %d at most", n.Line, len(n.Content)/2, maxMembers)
+	}
+	for _, c := range n.Content {
+		if err := boundedNode(c, depth+1); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (k *Key) check() (digest, error) {

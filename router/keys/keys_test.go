@@ -55,6 +55,22 @@ func TestParseNamesWhatIsWrong(t *testing.T) {
 	}
 }
 
+// TestAFileThatWouldTakeLongIsRefused: the YAML decoder compares the members of a mapping with each other and follows aliases.
+func TestAFileThatWouldTakeLongIsRefused(t *testing.T) {
+	var wide strings.Builder
+	for i := range 300_000 {
+		fmt.Fprintf(&wide, "k%d: 1\n", i)
+	}
+	for name, text := range map[string]string{
+		"a wide mapping": wide.String(), "a wide mapping in the second document": "keys: []\n---\n" + wide.String(),
+		"deep": "keys: " + strings.Repeat("[", 5000) + strings.Repeat("]", 5000), "aliases": "keys: &a [*a]",
+	} {
+		if _, err := Parse([]byte(text)); !errors.Is(err, ErrFile) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(file(entryOf("a", "x", ", models: [m]"))))
 	f.Add([]byte(`{"keys":[{"id":"a","sha256":"` + sum("x") + `"}]}`))
