@@ -78,7 +78,7 @@ func parse(b []byte) ([]Key, []digest, error) {
 }
 
 const (
-	maxMembers = 32      // of one mapping: the decoder compares each with each
+	maxMembers = 32 // of one mapping: the decoder compares each with each
 	maxDepth   = 8
 )
 
