@@ -114,7 +114,7 @@ func TestOptionsAreRefusedBeforeAnythingIsOpened(t *testing.T) {
 		want string
 		edit func(*CLI)
 	}{
-		{"--ranks 2", func(c *CLI) { c.Device.Ranks = 2 }},
+		{"--ranks 65", func(c *CLI) { c.Device.Ranks = 65 }},
 		{"--listen", func(c *CLI) { c.Listen = "nowhere" }},
 		{"--kv-listen", func(c *CLI) { c.KVListen = "nowhere" }},
 		{"--clock-listen", func(c *CLI) { c.ClockListen = "nowhere:x" }},

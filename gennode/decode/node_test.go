@@ -15,7 +15,7 @@ func TestOptionsAreRefusedByName(t *testing.T) {
 		want string
 		edit func(*CLI)
 	}{
-		{"--pp 2", func(c *CLI) { c.Device.PP = 2 }},
+		{"--pp 0", func(c *CLI) { c.Device.PP = 0 }},
 		{"--listen", func(c *CLI) { c.Listen = "nowhere" }},
 		{"--clock-listen", func(c *CLI) { c.ClockListen = "nowhere:x" }},
 		{"--model", func(c *CLI) { c.Device.Model = "/no/such/folder" }},
