@@ -63,7 +63,7 @@ func (e *Engine) LeakedBlocks() int {
 			}
 		}
 		for m := range e.tiers.out {
-			o.mark(0, []int32{m.Device})
+			o.mark(m.Group, []int32{m.Device})
 		}
 		for s := range e.tiers.in {
 			o.sequence(&s.q)

@@ -125,9 +125,11 @@ func (e *Engine) missedBlocks() int64 {
 func (s *Sequence) countLoads(loads []kv.Move, good int) {
 	c := &s.report.KV
 	for _, m := range loads[:good] {
-		if m.Tier == kvevent.Host {
+		switch {
+		case m.Group > 0 && s.e.full: // the tokens are counted by the layers that see all of them
+		case m.Tier == kvevent.Host:
 			c.HostBlocks++
-		} else {
+		default:
 			c.DiskBlocks++
 		}
 	}

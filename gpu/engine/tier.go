@@ -13,8 +13,8 @@ import (
 // tiers are the memories that keep KV blocks which the device may evict: host memory and files. Only the engine's goroutine
 // uses them; device and file system read and write the bytes of a block while a move of it runs.
 type tiers struct {
-	block int                    // bytes of a block in the canonical layout
-	host  []byte                 // empty: there is none
+	block []int                  // bytes of a block of each group of layers in the canonical layout
+	host  [][]byte               // of each group; empty: there is none
 	disk  *kvdisk.Files          // nil: there is none
 	out   map[kv.Move]struct{}   // copies from the device in flight
 	in    map[*Sequence]struct{} // sequences whose copies to the device are in flight
@@ -34,20 +34,27 @@ const (
 func (e *Engine) openTiers() error {
 	t := &e.tiers
 	t.out, t.in = map[kv.Move]struct{}{}, map[*Sequence]struct{}{}
-	t.block = e.info.BlockBytes(0)
-	if t.block == 0 || !e.cfg.PrefixReuse {
+	device := 0.0 // bytes of all groups
+	for g := range 1 + len(e.windows) {
+		t.block = append(t.block, e.info.BlockBytes(g))
+		device += float64(t.block[g] * e.info.GroupBlocks(g))
+	}
+	t.host = make([][]byte, len(t.block))
+	if !e.cfg.PrefixReuse {
 		return nil
 	}
-	if n := int(e.cfg.HostKVBytes / int64(t.block)); n > 0 {
-		t.host = make([]byte, n*t.block)
-		e.pool.AddTier(kvevent.Host, n, nil)
+	for g, block := range t.block { // host memory is divided as the device's is
+		if n := int(float64(e.cfg.HostKVBytes) * float64(e.info.GroupBlocks(g)) / device); n > 0 && block > 0 {
+			t.host[g] = make([]byte, n*block)
+			e.pool.Group(g).AddTier(kvevent.Host, n, nil)
+		}
 	}
-	if e.cfg.DiskKVDir == "" {
+	if e.cfg.DiskKVDir == "" || !e.full {
 		return nil
 	}
 	i := &e.info
 	files, kept, discarded, err := kvdisk.Open(kvdisk.Options{
-		Dir: e.cfg.DiskKVDir, Bytes: e.cfg.DiskKVBytes, Tokens: i.TokensPerBlock, Block: t.block,
+		Dir: e.cfg.DiskKVDir, Bytes: e.cfg.DiskKVBytes, Tokens: i.TokensPerBlock, Block: t.block[0],
 		Identity: fmt.Sprintf("model %s, %s, %d layers, %d heads of %d, rope %s, numerics %s", i.ModelHash, i.KVType, i.Layers, i.KVHeads, i.HeadSize, i.RoPE, i.Numerics),
 	})
 	if err != nil {
@@ -62,40 +69,45 @@ func (e *Engine) openTiers() error {
 	return nil
 }
 
-func (t *tiers) slot(m kv.Move) []byte { return t.host[int(m.Slot)*t.block:][:t.block] }
+func (t *tiers) slot(m kv.Move) []byte {
+	n := t.block[m.Group]
+	return t.host[m.Group][int(m.Slot)*n:][:n]
+}
 
 // whole is all of a device block.
 func (e *Engine) whole(m kv.Move) []backend.Region {
-	return wholeBlock(e.info, 0, m.Device)
+	return wholeBlock(e.info, m.Group, m.Device)
 }
 
 // offload begins copies of cached blocks to the tiers.
 func (e *Engine) offload() {
-	for e.tiers.running(kvevent.Host) < maxOffloads {
-		m, ok := e.pool.NextOffload(kvevent.Host)
-		if !ok {
-			break
+	for g := range e.tiers.host {
+		for e.tiers.running(g, kvevent.Host) < maxOffloads {
+			m, ok := e.pool.Group(g).NextOffload(kvevent.Host)
+			if !ok {
+				break
+			}
+			e.store(m, e.tiers.slot(m), func() error { return nil })
 		}
-		e.store(m, e.tiers.slot(m), func() error { return nil })
 	}
 	if e.tiers.disk == nil || e.cfg.Now() < e.tiers.diskAfterNS {
 		return
 	}
-	for e.tiers.running(kvevent.Disk) < maxOffloads {
+	for e.tiers.running(0, kvevent.Disk) < maxOffloads {
 		m, ok := e.pool.NextOffload(kvevent.Disk)
 		if !ok {
 			break
 		}
-		keep, data := e.pool.Keep(m), make([]byte, e.tiers.block)
+		keep, data := e.pool.Keep(m), make([]byte, e.tiers.block[0])
 		e.store(m, data, func() error { return e.tiers.disk.Write(keep, data) })
 	}
 }
 
-// running counts the copies to a tier.
-func (t *tiers) running(tier kvevent.Tier) int {
+// running counts the copies of a group to a tier.
+func (t *tiers) running(group int, tier kvevent.Tier) int {
 	n := 0
 	for m := range t.out {
-		if m.Tier == tier {
+		if m.Group == group && m.Tier == tier {
 			n++
 		}
 	}
@@ -114,7 +126,7 @@ func (e *Engine) store(m kv.Move, data []byte, keep func() error) {
 		}
 		e.post(func() {
 			delete(e.tiers.out, m)
-			e.pool.Offloaded(m, err == nil)
+			e.pool.Group(m.Group).Offloaded(m, err == nil)
 			if err == nil {
 				return
 			}
@@ -175,7 +187,7 @@ func (e *Engine) onboard(s *Sequence) {
 
 // read begins the copy of a block of the disk.
 func (e *Engine) read(m kv.Move, k kv.Kept) (*backend.Copy, error) {
-	data := make([]byte, e.tiers.block)
+	data := make([]byte, e.tiers.block[0])
 	if err := e.tiers.disk.Read(k, data); err != nil {
 		return nil, err
 	}

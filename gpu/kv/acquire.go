@@ -15,8 +15,10 @@ type Grant struct {
 	Blocks  []int32 // each held once
 	Columns []Column
 	Prefix  Prefix // the first blocks hold their content already
-	Loads   []Move // the next ones get theirs from tiers below; the owner copies, calls Loaded, and may then publish them
-	Copy    Copy   // the one after these, if there are no Loads, gets a part
+	// Loads bring the content of the next ones from tiers below, then that of blocks of the windows; the owner copies, calls
+	// Loaded, and may then publish them.
+	Loads []Move
+	Copy  Copy // the one after these, if there are no Loads, gets a part
 }
 
 // Copy is a part of a block that is copied inside the device. From is held once more until the owner releases it. No Tokens: no
@@ -40,8 +42,9 @@ func (p *Pool) Acquire(w Want) (Grant, bool) {
 	loads, end := p.matchBelow(g.Prefix, w.Tokens, limit)
 	need := n - len(g.Blocks)
 	ok := p.Available() >= need+w.Spare
+	var more []Move
 	if ok && p.windows != nil {
-		g.Columns, ok = p.columns(&w, links)
+		g.Columns, more, ok = p.columns(&w, links)
 	}
 	if !ok {
 		p.Release(g.Blocks)
@@ -51,7 +54,7 @@ func (p *Pool) Acquire(w Want) (Grant, bool) {
 		p.totals = totals
 		return Grant{}, false
 	}
-	if w.Partial && len(loads) == 0 {
+	if w.Partial && len(loads)+len(more) == 0 {
 		g.Copy = p.part(end, w, p.Available()-need-w.Spare)
 	}
 	g.Blocks, _ = p.Alloc(g.Blocks, need)
@@ -63,7 +66,7 @@ func (p *Pool) Acquire(w Want) (Grant, bool) {
 		loads[i].Device = g.Blocks[g.Prefix.n+i]
 		p.tier(loads[i].Tier).moved.Loaded++
 	}
-	g.Loads = loads
+	g.Loads = append(loads, more...)
 	p.totals.Loaded += int64(len(loads))
 	p.totals.Missed -= int64(len(loads))
 	return g, true

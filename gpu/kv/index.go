@@ -163,7 +163,7 @@ func (p *Pool) unindex(id int32) {
 // Check verifies that the four states are disjoint and complete, and that lists, index and counters agree. It costs one
 // pass over all blocks.
 func (p *Pool) Check() error {
-	var used, leased, cached, indexed int
+	var used, shared, leased, cached, indexed int
 	for id := range p.blocks {
 		b := &p.blocks[id]
 		switch {
@@ -171,6 +171,7 @@ func (p *Pool) Check() error {
 			return fmt.Errorf("kv: block %d has %d holders and %d leases", id, b.refs, b.leases)
 		case b.refs > 0:
 			used++
+			shared += int(b.refs) - 1
 		case b.leases > 0:
 			leased++
 		case b.indexed:
@@ -198,6 +199,9 @@ func (p *Pool) Check() error {
 	}
 	if err := p.checkLists(); err != nil {
 		return err
+	}
+	if p.group > 0 && p.promised != shared {
+		return fmt.Errorf("kv: %d blocks promised, %d holders are not the first of their block", p.promised, shared)
 	}
 	for _, w := range p.windows {
 		if err := w.Check(); err != nil {

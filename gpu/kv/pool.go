@@ -101,9 +101,13 @@ type Pool struct {
 	serial       uint64
 	below        []*below  // the tiers below the device, the fastest first
 	windows      []*window // nil: all layers see everything
-	events       Events
-	totals       Totals
-	peaks        Peaks
+	windowPools  []*Pool   // those of windows
+	group        int       // 0, i+1 for window number i of another pool
+	// Of a window: blocks that its sequences may take when they slide on, since what they let go of is held by others, too.
+	promised int
+	events   Events
+	totals   Totals
+	peaks    Peaks
 }
 
 // Totals count since the pool was made.
@@ -154,7 +158,7 @@ func (p *Pool) TakePeaks() (device, host Peaks) {
 	return device, host
 }
 
-func (p *Pool) peak() { p.peaks.peak(p.Available(), p.used+p.leased, p.cached.n) }
+func (p *Pool) peak() { p.peaks.peak(len(p.free)+p.cached.n, p.used+p.leased, p.cached.n) }
 
 // Has tells whether the pool has a tier below the device.
 func (p *Pool) Has(tier kvevent.Tier) bool {
@@ -202,7 +206,7 @@ func (p *Pool) Stats() Stats {
 func (p *Pool) Missed() int64 { return p.totals.Missed }
 
 // Available is the number of blocks that Alloc can hand out: free and cached ones.
-func (p *Pool) Available() int { return len(p.free) + p.cached.n }
+func (p *Pool) Available() int { return len(p.free) + p.cached.n - p.promised }
 
 // Alloc appends n empty blocks to dst, each held once, evicting the longest unused cached ones when free ones run out.
 // With fewer than n available it changes nothing and returns false.
@@ -249,6 +253,7 @@ func (p *Pool) Release(blocks []int32) {
 		}
 		b.refs--
 		if b.refs > 0 {
+			p.promise(-1)
 			continue
 		}
 		p.used--
@@ -300,6 +305,7 @@ func (p *Pool) hold(id int32) {
 	b := &p.blocks[id]
 	b.refs++
 	if b.refs > 1 {
+		p.promise(1)
 		return
 	}
 	p.used++
@@ -312,6 +318,13 @@ func (p *Pool) hold(id int32) {
 		panic(fmt.Sprintf("kv: free block %d retained", id))
 	}
 	p.peak()
+}
+
+// promise counts the holders of blocks of a window beyond the first ones.
+func (p *Pool) promise(n int) {
+	if p.group > 0 {
+		p.promised += n
+	}
 }
 
 // drop takes in a block that nobody holds any more.

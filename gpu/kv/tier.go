@@ -41,6 +41,7 @@ type Moved struct {
 
 // Move is a copy of one block between the device and a tier below it.
 type Move struct {
+	Group        int // 0: of the pool, i+1: of its window number i
 	Tier         kvevent.Tier
 	Device, Slot int32
 }
@@ -196,7 +197,7 @@ func (p *Pool) NextOffload(tier kvevent.Tier) (Move, bool) {
 		p.lease(id)
 		t.slots[to] = slot{content: b.content, pins: 1}
 		t.index[b.hash] = to
-		return Move{tier, id, to}, true
+		return Move{p.group, tier, id, to}, true
 	}
 	return Move{}, false
 }
@@ -266,7 +267,7 @@ func (p *Pool) matchBelow(at Prefix, tokens []int32, limit int) (found []Move, e
 			break
 		}
 		t.pin(id)
-		found = append(found, Move{Tier: t.tier, Slot: id})
+		found = append(found, Move{Group: p.group, Tier: t.tier, Slot: id})
 		at.hash, at.serial = hash, t.slots[id].serial
 	}
 	return found, at
@@ -275,6 +276,17 @@ func (p *Pool) matchBelow(at Prefix, tokens []int32, limit int) (found []Move, e
 // Loaded ends the loads of a Grant, of which the first good ones brought their blocks; what the others should have brought must
 // be computed. The content of loaded blocks can be found once they are published. What the disk could not give is forgotten.
 func (p *Pool) Loaded(loads []Move, good int) {
+	for len(loads) > 0 { // those of one group after those of another
+		n := slices.IndexFunc(loads, func(m Move) bool { return m.Group != loads[0].Group })
+		if n < 0 {
+			n = len(loads)
+		}
+		p.Group(loads[0].Group).loaded(loads[:n], min(good, n))
+		loads, good = loads[n:], max(good-n, 0)
+	}
+}
+
+func (p *Pool) loaded(loads []Move, good int) {
 	for i, m := range loads {
 		t := p.tier(m.Tier)
 		if i == good && m.Tier == kvevent.Disk && t.slots[m.Slot].here {

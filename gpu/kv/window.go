@@ -24,6 +24,7 @@ type Column struct {
 	Attached       int   // blocks that held their content already
 	Counted        int   // of Taken and Attached, by whoever keeps statistics
 	from, to, tail int
+	owed           int // blocks ahead that were not to be had yet
 }
 
 // FirstBlock is the first block that layers with a window keep of a sequence of so many tokens: its next query sees window-1
@@ -36,20 +37,20 @@ func FirstBlock(window, tokens, perBlock int) int {
 // steps in flight may hold.
 func (p *Pool) AddWindow(tokens, blocks, ahead int) {
 	w := &window{Pool: New(blocks, p.perBlock, p.root, Events{}), tokens: tokens, ahead: ahead}
-	p.windows = append(p.windows, w)
+	w.group = len(p.windows) + 1
+	p.windows, p.windowPools = append(p.windows, w), append(p.windowPools, w.Pool)
 }
 
 // Windows are the pools of the windows, in the order of AddWindow.
-func (p *Pool) Windows() []*Pool {
-	pools := make([]*Pool, len(p.windows))
-	for i, w := range p.windows {
-		pools[i] = w.Pool
-	}
-	return pools
-}
+func (p *Pool) Windows() []*Pool { return p.windowPools }
 
-// Window is the pool of window number i.
-func (p *Pool) Window(i int) *Pool { return p.windows[i].Pool }
+// Group is the pool itself for 0, that of window number i for i+1.
+func (p *Pool) Group(group int) *Pool {
+	if group == 0 {
+		return p
+	}
+	return p.windows[group-1].Pool
+}
 
 // rolling is how many blocks a column holds ahead of those that it leaves behind: enough for all steps in flight.
 func rolling(window, ahead, perBlock int) int { return (window+ahead+perBlock-1)/perBlock + 2 }
@@ -120,63 +121,121 @@ func (p *Pool) blockTokens(tokens []int32, n int) []int32 {
 
 func (w *window) has(l link, tokens []int32) bool {
 	_, ok := w.find(l.hash, l.parent, tokens)
+	if !ok {
+		t, _ := w.findBelow(l.hash, l.parent, tokens)
+		ok = t != nil
+	}
 	return ok
 }
 
-// columns holds the blocks that a sequence needs in each window when the prefix of the links is attached. If a window has not
-// enough it changes nothing and returns false.
-func (p *Pool) columns(want *Want, links []link) ([]Column, bool) {
-	columns := make([]Column, 0, len(p.windows))
-	for _, w := range p.windows {
-		c, ok := w.column(want, links)
-		if !ok {
-			p.ReleaseColumns(columns)
-			return nil, false
+// columns holds the blocks that a sequence needs in each window when the prefix of the links is attached, and says which must be
+// loaded. If a window has not enough it changes nothing and returns false.
+func (p *Pool) columns(want *Want, links []link) (columns []Column, loads []Move, ok bool) {
+	columns = make([]Column, len(p.windows))
+	from := make([]int, len(p.windows)) // in loads, of each window
+	for i, w := range p.windows {
+		from[i] = len(loads)
+		columns[i] = w.column(want, len(links))
+		loads = w.attach(&columns[i], want, links, loads)
+		if w.Available() < w.need(&columns[i], len(links))+want.Spare {
+			for j := range i + 1 {
+				p.windows[j].detach(&columns[j])
+			}
+			for _, m := range loads {
+				p.Group(m.Group).tier(m.Tier).unpin(m.Slot)
+			}
+			return nil, nil, false
 		}
-		columns = append(columns, c)
 	}
-	return columns, true
+	for i, w := range p.windows {
+		end := len(loads)
+		if i+1 < len(from) {
+			end = from[i+1]
+		}
+		w.take(&columns[i], want, len(links), loads[from[i]:end])
+	}
+	return columns, loads, true
 }
 
-func (w *window) column(want *Want, links []link) (Column, bool) {
-	totals, all, n := w.totals, w.Blocks(want.Total), len(links)
+// column is the empty block table of a sequence of which the first n blocks are here.
+func (w *window) column(want *Want, n int) Column {
 	c := Column{
-		Blocks: slices.Repeat([]int32{none}, all), Copy: none,
+		Blocks: slices.Repeat([]int32{none}, w.Blocks(want.Total)), Copy: none,
 		from: FirstBlock(w.tokens, max(n*w.perBlock, want.Next), w.perBlock),
 		tail: FirstBlock(w.tokens, max(len(want.Tokens), want.Next), w.perBlock),
 	}
 	c.to = min(max(c.from+rolling(w.tokens, w.ahead, w.perBlock), n), c.tail)
-	for i := c.from; i < n; i++ {
-		id, _ := w.find(links[i].hash, links[i].parent, w.blockTokens(want.Tokens, i))
-		w.hold(id)
-		c.Blocks[i] = id
-		c.Attached++
+	return c
+}
+
+// attach holds what is on the device of the links that the column sees, and pins what a tier below has, which it appends to
+// loads.
+func (w *window) attach(c *Column, want *Want, links []link, loads []Move) []Move {
+	for i := c.from; i < len(links); i++ {
+		part := w.blockTokens(want.Tokens, i)
+		if id, ok := w.find(links[i].hash, links[i].parent, part); ok {
+			w.hold(id)
+			c.Blocks[i] = id
+			c.Attached++
+			continue
+		}
+		t, slot := w.findBelow(links[i].hash, links[i].parent, part)
+		t.pin(slot)
+		loads = append(loads, Move{Group: w.group, Tier: t.tier, Slot: slot})
+	}
+	return loads
+}
+
+// need is how many blocks the column takes beside those that are attached; the first n blocks of its sequence are here.
+func (w *window) need(c *Column, n int) int {
+	return max(c.to, n) + len(c.Blocks) - max(c.tail, n) - max(n, c.from) + max(n-c.from, 0) - c.Attached
+}
+
+// detach takes back what attach has held.
+func (w *window) detach(c *Column) {
+	for _, id := range c.Blocks {
+		if id != none {
+			w.Release([]int32{id})
+		}
+	}
+}
+
+// take fills the column with empty blocks where it writes or loads.
+func (w *window) take(c *Column, want *Want, n int, loads []Move) {
+	for i := c.from; i < len(c.Blocks); i++ {
+		switch {
+		case i < n && c.Blocks[i] == none:
+			w.fill(c, i)
+			m := &loads[0]
+			m.Device = c.Blocks[i]
+			w.tier(m.Tier).moved.Loaded++
+			w.totals.Loaded++
+			loads = loads[1:]
+		case i >= n && (i < c.to || i >= c.tail):
+			w.fill(c, i)
+		}
 	}
 	w.totals.Reused += int64(c.Attached)
 	w.totals.Missed += int64(max(min(want.Limit, len(want.Tokens))/w.perBlock-max(n, c.from), 0))
-	need := max(c.to-max(n, c.from), 0) + all - max(n, c.tail)
-	if w.Available() < need+want.Spare {
-		w.Release(c.Blocks[min(c.from, n):n])
-		w.totals = totals
-		return Column{}, false
-	}
-	for i := max(n, c.from); i < all; i++ {
-		if i < c.to || i >= c.tail {
-			w.fill(&c, i)
-		}
-	}
-	return c, true
 }
 
-// fill takes a block for an entry; one is available.
-func (w *window) fill(c *Column, i int) {
+// fill takes a block for an entry.
+func (w *window) fill(c *Column, i int) bool {
 	var one [1]int32
 	got, ok := w.Alloc(one[:0], 1)
-	if !ok {
-		panic("kv: a window has no block where one was counted on")
+	if ok {
+		c.Blocks[i] = got[0]
+		c.Taken++
 	}
-	c.Blocks[i] = got[0]
-	c.Taken++
+	return ok
+}
+
+// advance takes the blocks that the column may have ahead. A block that it has let go of is another's, free or cached, unless a
+// transfer still leases it: then there may be too few until that ends.
+func (w *window) advance(c *Column) {
+	for ; c.owed > 0 && c.to < c.tail && w.fill(c, c.to); c.owed-- {
+		c.to++
+	}
 }
 
 // Held calls f with the parts of the table whose blocks are held, the end of it first.
@@ -204,8 +263,8 @@ func (p *Pool) Slide(columns []Column, tokens int) {
 		for first := FirstBlock(w.tokens, tokens, p.perBlock); c.from < first && c.Blocks[c.from] != none; c.from++ {
 			w.Release(c.Blocks[c.from : c.from+1])
 			if c.to < c.tail {
-				w.fill(c, c.to)
-				c.to++
+				c.owed++
+				w.advance(c)
 			}
 		}
 	}
@@ -216,7 +275,7 @@ func (p *Pool) Slide(columns []Column, tokens int) {
 func (p *Pool) GrowColumns(columns []Column, blocks int) bool {
 	for i := range columns {
 		w, c := p.windows[i], &columns[i]
-		if blocks > c.to && c.to < c.tail {
+		if w.advance(c); blocks > c.to && c.to < c.tail {
 			return false
 		}
 		need := blocks - len(c.Blocks)
@@ -248,8 +307,7 @@ func (p *Pool) nameColumns(columns []Column, at Prefix, hash blockhash.Hash, tok
 func (p *Pool) copies(id int32, spare int) bool {
 	b := &p.blocks[id]
 	for _, w := range p.windows {
-		at, ok := w.find(b.hash, b.parent, b.tokens)
-		if !ok || w.unheld(at) && w.Available() <= spare {
+		if _, ok := w.find(b.hash, b.parent, b.tokens); !ok || w.Available() <= spare {
 			return false
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"meridian.internal/shared/kvevent"
 )
 
 func TestFirstBlockIsTheFirstThatIsSeen(t *testing.T) {
@@ -101,6 +103,9 @@ type windowModel struct {
 	content []map[int32][]int32 // of the pool, then of its windows
 	live    []*windowSeq
 	leases  [][][]int32 // of each lease: blocks of each pool
+	host    []map[int32][]int32
+	moves   []Move // to the host, in flight
+	loaded  int
 	reused  int
 	seen    int
 	copied  int
@@ -167,6 +172,9 @@ func (m *windowModel) begin() {
 		return
 	}
 	s := &windowSeq{toks: toks, g: g, at: g.Prefix, done: g.Prefix.Blocks() * windowPer}
+	if len(g.Loads) > 0 && !m.load(s) {
+		return
+	}
 	m.reused += s.done
 	if c := g.Copy; c.Tokens > 0 {
 		m.copyPart(s)
@@ -182,6 +190,47 @@ func (m *windowModel) begin() {
 	}
 	m.seesItsOwn(s)
 	m.live = append(m.live, s)
+}
+
+// load brings what the host keeps, or fails in the middle: then the sequence lets go of everything.
+func (m *windowModel) load(s *windowSeq) bool {
+	good := len(s.g.Loads)
+	if m.rng.IntN(10) == 0 {
+		good = m.rng.IntN(good)
+	}
+	n := s.at.Blocks()
+	for _, move := range s.g.Loads[:good] {
+		m.content[move.Group][move.Device] = m.host[move.Group][move.Slot]
+		if move.Group == 0 {
+			n++
+		}
+	}
+	m.p.Loaded(s.g.Loads, good)
+	if good < len(s.g.Loads) {
+		m.p.Release(s.g.Blocks)
+		m.p.ReleaseColumns(s.g.Columns)
+		return false
+	}
+	s.at, s.done = m.p.Publish(Prefix{}, s.toks, s.g.Blocks, s.g.Columns, n), n*windowPer
+	m.loaded += good
+	return true
+}
+
+// offload begins or ends a move to the host.
+func (m *windowModel) offload() {
+	if m.rng.IntN(2) == 0 {
+		g := m.rng.IntN(len(m.content))
+		if move, ok := m.p.Group(g).NextOffload(kvevent.Host); ok {
+			m.host[g][move.Slot] = m.content[g][move.Device]
+			m.moves = append(m.moves, move)
+		}
+		return
+	}
+	if len(m.moves) > 0 {
+		move := m.moves[0]
+		m.moves = m.moves[1:]
+		m.p.Group(move.Group).Offloaded(move, m.rng.IntN(10) > 0)
+	}
 }
 
 func (m *windowModel) copyPart(s *windowSeq) {
@@ -295,13 +344,18 @@ func TestRandomSequencesInWindows(t *testing.T) {
 	}
 	for seed := range uint64(4) {
 		m := windowModel{t: t, p: windowed(60), rng: rand.New(rand.NewPCG(seed, 3))}
-		for range m.pools() {
-			m.content = append(m.content, map[int32][]int32{})
+		for _, p := range m.pools() {
+			m.content, m.host = append(m.content, map[int32][]int32{}), append(m.host, map[int32][]int32{})
+			if seed > 0 {
+				p.AddTier(kvevent.Host, 30, nil)
+			}
 		}
 		for i := range steps {
 			switch op := m.rng.IntN(12); {
 			case op < 2 || len(m.live) == 0:
 				m.begin()
+			case op < 4:
+				m.offload()
 			case op < 10:
 				m.step(m.live[m.rng.IntN(len(m.live))])
 			case op < 11:
@@ -326,8 +380,8 @@ func TestRandomSequencesInWindows(t *testing.T) {
 				}
 			}
 		}
-		t.Logf("%d tokens reused, %d looked at, %d parts copied", m.reused, m.seen, m.copied)
-		if m.reused == 0 || m.copied == 0 {
+		t.Logf("%d tokens reused, %d looked at, %d parts copied, %d blocks loaded", m.reused, m.seen, m.copied, m.loaded)
+		if m.reused == 0 || m.copied == 0 || (m.loaded == 0) != (seed == 0) {
 			t.Error("the test proves less than it should")
 		}
 	}

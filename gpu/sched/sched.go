@@ -290,10 +290,17 @@ func (s *Scheduler) Loaded(q *Seq, good int) bool {
 		s.Complete(q)
 		return false
 	}
-	n := q.Prefix.Blocks() + good
+	n, at := q.Prefix.Blocks(), q.Prefix
+	for _, m := range q.Loads[:good] {
+		if m.Group == 0 {
+			n++
+		} else {
+			at = kv.Prefix{} // windows got blocks of what the others had already: these are named, too
+		}
+	}
 	q.Loads = nil
 	if good > 0 && !q.dropped {
-		q.Prefix = s.pool.Publish(q.Prefix, q.Tokens, q.Blocks, q.Columns, n)
+		q.Prefix = s.pool.Publish(at, q.Tokens, q.Blocks, q.Columns, n)
 		q.Cached = n * s.pool.PerBlock()
 		q.Computed = q.Cached
 	}

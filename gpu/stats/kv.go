@@ -1,6 +1,8 @@
 package stats
 
 import (
+	"slices"
+
 	"meridian.internal/gpu/engine"
 	"meridian.internal/gpu/kv"
 	"meridian.internal/shared/kvevent"
@@ -30,7 +32,7 @@ func (l *kvLedger) look(it *engine.Iteration) []*kv.Pool {
 		l.pools = append(l.pools, it.Pool)
 	}
 	for i := range len(l.bytes) - 1 {
-		l.pools = append(l.pools, it.Pool.Window(i))
+		l.pools = append(l.pools, it.Pool.Group(i+1))
 	}
 	return l.pools
 }
@@ -149,7 +151,7 @@ func loadedTiers(s *rows.Sums, it *engine.Iteration) {
 		to   *rows.Int
 		n    int
 	}{{kvevent.Host, &s.CachedHost, it.CachedHost}, {kvevent.Disk, &s.CachedDisk, it.CachedDisk}} {
-		if it.Pool != nil && it.Pool.Has(t.tier) {
+		if it.Pool != nil && (it.Pool.Has(t.tier) || slices.ContainsFunc(it.Pool.Windows(), func(w *kv.Pool) bool { return w.Has(t.tier) })) {
 			*t.to = rows.Some(t.to.V + int64(t.n))
 		}
 	}
