@@ -92,6 +92,7 @@ func TestACorruptDiskBlockIsComputed(t *testing.T) {
 	r = onDisk(t, dir, Config{}, sim.Config{})
 	res := r.run(request(24, 1, 6))
 	sameText(t, "over a corrupt block", res.ids, want)
+	r.stop()
 	s := r.pool.Stats()
 	if kv := res.done.Report.KV; s.Disk.Broken != 1 || kv.DiskBlocks+kv.MissedBlocks != 5 || kv.DiskBlocks == 5 {
 		t.Errorf("%+v; %d broken, want 1", kv, s.Disk.Broken)
