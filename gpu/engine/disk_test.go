@@ -198,6 +198,7 @@ func TestHostAndDiskServeTogether(t *testing.T) {
 		if host == 0 || disk == 0 {
 			t.Errorf("%d blocks from the host, %d from disk: the test proves nothing", host, disk)
 		}
+		r.stop()
 		if s := r.pool.Stats(); int(s.Host.Loaded) != host || int(s.Disk.Loaded) != disk {
 			t.Errorf("%+v, %+v; the requests have %d and %d", s.Host, s.Disk, host, disk)
 		}
