@@ -2,6 +2,7 @@ package timeline
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -97,5 +98,34 @@ func TestParseRefusesNodesThatAreNot(t *testing.T) {
 func TestAConvertedStampNeedsAnOffset(t *testing.T) {
 	if _, err := Parse([]byte(`{"schema":"meridian.timeline/1","phases":[{"clock":{"state":"none","offset_ns":null},"stamps_ns":[5]}]}`)); err == nil {
 		t.Error("a stamp that cannot be told from its conversion was read")
+	}
+}
+
+// A router that is restarted has of its own record what the line kept.
+func TestALateRecordCompletesALineThatWasReadBack(t *testing.T) {
+	ps := parts(ring())
+	given, released := 4, t0+3*ms
+	ps[0].Record.Legs = []phase.Leg{
+		{Role: phase.Gen, Node: "gen9", Attempt: 3, Outcome: phase.Failed},
+		{Role: phase.Ctx, Node: "ctx0", Records: true, Given: given, ReleasedNS: &released},
+		{Role: phase.Gen, Node: "gen0", Records: true, Given: given},
+	}
+	want := Merge(ps, clocks())
+	early, err := Parse(Append(nil, Merge(ps[:2], clocks())))
+	if err != nil || early.Complete {
+		t.Fatal(err, early.Complete)
+	}
+	var back []Part
+	for i := range early.Phases {
+		back = append(back, Part{Record: early.Record(&early.Phases[i])})
+	}
+	late := Merge(append(back, ps[2]), clocks())
+	if !late.Complete || len(late.Attempts) != len(want.Attempts) {
+		t.Fatalf("complete %v, missing %v, attempts %+v", late.Complete, late.Missing, late.Attempts)
+	}
+	for _, w := range want.Attempts {
+		if !slices.ContainsFunc(late.Attempts, func(a Attempt) bool { return reflect.DeepEqual(a, w) }) {
+			t.Errorf("%+v lacks %+v", late.Attempts, w)
+		}
 	}
 }

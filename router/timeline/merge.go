@@ -213,7 +213,7 @@ func Missing(parts []Part) []string {
 	for _, leg := range Legs(router) {
 		there := slices.ContainsFunc(parts, func(p Part) bool { return isLeg(p.Record, leg) })
 		if leg.Records && !there {
-			missing = append(missing, fmt.Sprintf("%s %s sub %d attempt %d", leg.Role, leg.Node, leg.Sub, leg.Attempt))
+			missing = append(missing, missingLeg(leg))
 		}
 	}
 	for _, p := range parts {
@@ -222,6 +222,11 @@ func Missing(parts []Part) []string {
 		}
 	}
 	return missing
+}
+
+// missingLeg names a leg whose record is missing.
+func missingLeg(leg phase.Leg) string {
+	return fmt.Sprintf("%s %s sub %d attempt %d", leg.Role, leg.Node, leg.Sub, leg.Attempt)
 }
 
 // Legs are the legs of a router's record: those that it lists, else what its style and its dispatch stamps tell.

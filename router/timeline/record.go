@@ -1,6 +1,8 @@
 package timeline
 
 import (
+	"slices"
+
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/phase"
@@ -17,7 +19,7 @@ func (l *Line) Record(p *Phase) *phase.Record {
 		Preemptions: p.Preemptions, PreemptedNS: p.PreemptedNS, EnergyJ: p.EnergyJ,
 	}
 	if p.Role == phase.Disagg {
-		r.Decision, r.Error = l.Decision, l.Error
+		r.Decision, r.Error, r.Legs = l.Decision, l.Error, l.legs()
 		for _, s := range l.Resumes { // its clock is the line's
 			s.CutNS, s.TokenNS = s.CutNS+l.StartNS, s.TokenNS+l.StartNS
 			r.Resumes = append(r.Resumes, s)
@@ -40,6 +42,26 @@ func (l *Line) Record(p *Phase) *phase.Record {
 	}
 	r.Chunks = l.chunks(p)
 	return r
+}
+
+// legs are those that the router's record listed: what was given before them is told nowhere else.
+func (l *Line) legs() (legs []phase.Leg) {
+	for _, a := range l.Attempts {
+		leg := phase.Leg{Role: a.Role, Node: a.Node, Sub: a.Sub, Attempt: a.Attempt, Given: a.Given}
+		reported := slices.ContainsFunc(l.Phases, func(p Phase) bool {
+			return p.Role == a.Role && p.Node == a.Node && p.Sub == a.Sub && p.Attempt == a.Attempt
+		})
+		leg.Records = reported || slices.Contains(l.Missing, missingLeg(leg))
+		if !reported {
+			leg.Outcome = a.Outcome
+		}
+		if a.ReleasedNS != nil { // its clock is the line's
+			at := *a.ReleasedNS + l.StartNS
+			leg.ReleasedNS = &at
+		}
+		legs = append(legs, leg)
+	}
+	return legs
 }
 
 func restore(fields [phase.StampCount]phase.Stamp, stamps []Stamp) {
