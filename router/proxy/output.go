@@ -24,6 +24,7 @@ type stream struct {
 	mu     sync.Mutex // held for one event or one write; guards what follows
 	open   bool       // the 200 is out
 	buf    []byte     // events that were not written yet
+	pooled *[]byte    // of eventBuffers, the memory of buf; nil: nothing waits
 	data   []byte     // one rewritten chunk
 	failed error      // of the first write that failed
 	until  time.Time  // write deadline that is set
@@ -43,6 +44,7 @@ func (o *stream) add(a *attempt, chunk *api.Chunk, data []byte) error {
 		return err // usage and a worker's own events are not for clients
 	}
 	a.sub.started = true
+	o.hold()
 	o.buf = sse.AppendEvent(o.buf, out)
 	return nil
 }
@@ -90,14 +92,30 @@ func (o *stream) writeLocked() error {
 		_ = o.rc.SetWriteDeadline(o.until) // a writer in tests has none
 	}
 	_, o.failed = o.w.Write(o.buf)
-	o.buf = o.buf[:0]
+	if o.pooled != nil && cap(o.buf) <= 2*maxWaiting {
+		*o.pooled = o.buf[:0]
+		eventBuffers.Put(o.pooled)
+	}
+	o.buf, o.pooled = nil, nil
 	return o.failed
+}
+
+// eventBuffers are held while events wait for their write; a stream that waits for its node has none.
+var eventBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// hold makes sure that there is memory for events.
+func (o *stream) hold() {
+	if o.pooled == nil && o.buf == nil {
+		o.pooled = eventBuffers.Get().(*[]byte)
+		o.buf = *o.pooled
+	}
 }
 
 // end adds the usage, when it was asked for, and the end mark. They go out with the end of the answer, in one write.
 func (o *stream) end(s *session) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.hold()
 	if s.req.IncludeUsage {
 		o.data = s.head.AppendUsageChunk(o.data[:0], s.usage())
 		o.buf = sse.AppendEvent(o.buf, o.data)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"time"
 
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/sse"
@@ -29,6 +30,7 @@ func (a *attempt) relay(ctx context.Context) *api.Error {
 func (a *attempt) relayEvents(ctx context.Context) *api.Error {
 	a.open = nil // it is made again, should another attempt need it: a stream may be open for long
 	r := sse.NewReader(a.gen, maxEvent)
+	var pace pace
 	for {
 		ev, err := r.Next()
 		if err != nil {
@@ -44,13 +46,29 @@ func (a *attempt) relayEvents(ctx context.Context) *api.Error {
 			if e := a.flush(); e != nil {
 				return e
 			}
+			if pace.burst(a.s.p.o.Steady.Now()) {
+				time.Sleep(burstGap)
+			}
 		}
 	}
 }
 
-// maxWaiting bounds what is kept for one write while more events are there already. With its last event it stays below the
-// 4 KiB that net/http's server keeps for a connection: more would cost it a second system call.
-const maxWaiting = 3400
+// burstGap is how long a stream that brings tokens faster than that waits before it looks again: each look costs a read here
+// and there, and a write. A stream whose tokens come slower never waits.
+const burstGap = 500 * time.Microsecond
+
+// pace knows how fast a stream is; the zero value has seen nothing.
+type pace struct{ lastNS int64 }
+
+// burst takes the time of a write, and tells whether the one before it was a moment ago.
+func (p *pace) burst(now int64) bool {
+	last := p.lastNS
+	p.lastNS = now
+	return last != 0 && now-last < 2*int64(burstGap)
+}
+
+// maxWaiting bounds what is kept for one write while more events are there already.
+const maxWaiting = 16 << 10
 
 // goesOn tells whether the next event is there, or on its way through buffers of this process, so that it shares a write.
 func (a *attempt) goesOn(ready bool) bool {

@@ -15,7 +15,7 @@ import (
 )
 
 // bufferBytes is what is read at most at a time into a buffer of the pool.
-const bufferBytes = 8 << 10
+const bufferBytes = 16 << 10
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, bufferBytes); return &b }}
 
