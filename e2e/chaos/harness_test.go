@@ -140,9 +140,10 @@ func (f *flight) wait(t *testing.T, limit time.Duration) error {
 
 // nodeView is what /cluster says of a node.
 type nodeView struct {
-	Name string
-	Role string
-	Load struct {
+	Name  string
+	Role  string
+	State string
+	Load  struct {
 		Running int
 		Waiting int
 		KVUsed  int `json:"kv_used_blocks"`

@@ -149,6 +149,59 @@ func TestSIGTERMDrains(t *testing.T) {
 	}
 }
 
+// TestADrainingNodeGetsNoNewWorkAndLeaves: what runs on it ends there, what comes meanwhile goes elsewhere, and it leaves the
+// registry.
+func TestADrainingNodeGetsNoNewWorkAndLeaves(t *testing.T) {
+	for _, role := range []string{"ctx", "gen"} {
+		t.Run(role, func(t *testing.T) {
+			r := start(t, cluster.Config{Ctx: 2, Gen: 2})
+			prompt, tokens := 20, 300
+			if role == "ctx" {
+				prompt, tokens = 1800, 5
+			}
+			f := r.send("running", fields(prompt, tokens))
+			node := r.busy(t, role)
+			if role == "gen" {
+				<-f.first
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- node.Terminate(20 * time.Second) }()
+			r.poll(t, 5*time.Second, node.Name+" does not say that it drains", func() bool {
+				for _, n := range r.nodes(t) {
+					if n.Name == node.Name {
+						return n.State != "ready"
+					}
+				}
+				return true
+			})
+			for i := range 6 {
+				id := fmt.Sprintf("meanwhile-%d", i)
+				r.ok(t, id)
+				if l, err := r.client.Timeline(r.ctx, id); err != nil || l.Node(role) == node.Name {
+					t.Errorf("%s ran on %s, which drains: %v", id, l.Node(role), err)
+				}
+			}
+			if err := f.wait(t, 10*time.Second+slack); err != nil {
+				t.Errorf("what ran on it ended with %v", err)
+			}
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			r.poll(t, 5*time.Second, node.Name+" is still in the registry", func() bool {
+				for _, n := range r.nodes(t) {
+					if n.Name == node.Name {
+						return false
+					}
+				}
+				return true
+			})
+			if l, err := r.client.Timeline(r.ctx, "running"); err != nil || attempts(l, role) != 1 {
+				t.Errorf("attempts %+v, %v: want one on the node that drained", l.Attempts, err)
+			}
+		})
+	}
+}
+
 func TestAClientThatLeavesFreesEverything(t *testing.T) {
 	r := start(t, cluster.Config{Ctx: 1, Gen: 1})
 	for i, after := range []time.Duration{0, 20, 60, 150, 400, 700, 1000} {
