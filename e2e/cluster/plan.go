@@ -47,7 +47,8 @@ func (c *Cluster) plan() error {
 	}
 	for i := range c.cfg.Gen {
 		name := fmt.Sprintf("gen%d", i)
-		c.Nodes = append(c.Nodes, c.node("gennode", name, at(c.net.address(name))))
+		host := c.net.address(name)
+		c.Nodes = append(c.Nodes, c.node("gennode", name, at(host), "--kv-listen", at(host)))
 	}
 	if !c.cfg.NoClocksync {
 		c.Clock = c.process("clocksync", "clocksync", next(), "--nats", c.NATS)

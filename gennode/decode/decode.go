@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -30,17 +31,22 @@ type Engine interface {
 
 // Decoder starts generation legs.
 type Decoder struct {
-	Engine Engine
-	Client *kvwire.Client
-	EOS    []int32
-	Knows  func(addr string) bool // tells whether addr is the KV listener of a context node of this cluster
-	Now    func() int64
+	Engine   Engine
+	Client   *kvwire.Client
+	EOS      []int32
+	Knows    func(addr string) bool // tells whether addr is the KV listener of a node of this cluster
+	Now      func() int64
+	Logger   *slog.Logger
+	PerBlock int // tokens of a KV block
 
 	waiting waiting
 }
 
 // Aggregated is the worker.Runner of whole requests.
-func (d *Decoder) Aggregated(_ context.Context, l *worker.Leg) (worker.Sequence, error) {
+func (d *Decoder) Aggregated(ctx context.Context, l *worker.Leg) (worker.Sequence, error) {
+	if p := l.Disagg; p != nil && p.CtxInfoEndpoint != nil {
+		d.borrow(ctx, l)
+	}
 	seq, err := d.Engine.Submit(l.Request)
 	if err != nil {
 		return nil, err

@@ -25,6 +25,7 @@ type pair struct {
 	server   *kvwire.Server
 	decoder  *Decoder
 	addr     string
+	lend     func([]int32) (kvwire.Export, int) // of the context side; nil: it lends nothing
 	stop     func()
 }
 
@@ -53,7 +54,12 @@ func newPair(t *testing.T, name string, ctxBlock, genBlock int) *pair {
 	}
 	p := &pair{ctx: openDevice(t, options(name, ctxBlock)), gen: openDevice(t, options(name, genBlock)), addr: ln.Addr().String()}
 	log := slog.New(slog.DiscardHandler)
-	p.server = kvwire.NewServer(kvwire.ServerOptions{Hello: kvwire.HelloOf("ctx0", "", p.ctx.Info, 1), Epoch: 1, Blocks: p.ctx.Info.KVBlocks, Now: now, Logger: log})
+	p.server = kvwire.NewServer(kvwire.ServerOptions{Hello: kvwire.HelloOf("ctx0", "", p.ctx.Info, 1), Epoch: 1, Blocks: p.ctx.Info.KVBlocks, Now: now, Logger: log, Lend: func(tokens []int32) (kvwire.Export, int) {
+		if p.lend == nil {
+			return nil, 0
+		}
+		return p.lend(tokens)
+	}})
 	client := kvwire.NewClient(kvwire.ClientOptions{Hello: kvwire.HelloOf("gen0", "", p.gen.Info, 1), Epoch: 2, Now: now, Logger: log})
 	p.decoder = &Decoder{Engine: p.gen.Engine, Client: client, EOS: p.gen.Model.Config.EOS, Now: now, Knows: func(a string) bool { return a == p.addr }}
 	ctx, cancel := context.WithCancel(context.Background())

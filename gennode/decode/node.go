@@ -21,7 +21,7 @@ import (
 // CLI are the options of gennode.
 type CLI struct {
 	Listen       string   `help:"HTTP address." default:":8201" placeholder:"HOST:PORT"`
-	KVListen     string   `help:"Accepted for symmetry with ctxnode; a generation node fetches KV and listens for none." name:"kv-listen" placeholder:"HOST:PORT"`
+	KVListen     string   `help:"TCP address at which other generation nodes fetch what is cached here. Open to everybody who reaches it, unless --cluster-token or --cluster-cert is given." default:":0" name:"kv-listen" placeholder:"HOST:PORT"`
 	KVPeer       []string `help:"KV listener of a context node that is not in the registry; may be given several times." name:"kv-peer" placeholder:"HOST:PORT"`
 	worker.Flags `embed:""`
 	Device       device.Options `embed:""`
@@ -88,29 +88,44 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 	}
 	client := kvwire.NewClient(ko)
 	defer client.Close()
-	beside := []func(context.Context) error{clockUDP.Serve}
+	ln, err := net.Listen("tcp", c.KVListen)
+	if err != nil {
+		return fmt.Errorf("--kv-listen %q: %w", c.KVListen, err)
+	}
+	_, port, err := net.SplitHostPort(ln.Addr().String())
+	if err != nil {
+		return err
+	}
+	if t := d.Cluster.KVServer(); t != nil {
+		ln = tls.NewListener(ln, t)
+	}
+	server := kvwire.NewServer(kvwire.ServerOptions{
+		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info, dev.Engine.Ranks()), Epoch: ko.Epoch, Blocks: dev.Info.KVBlocks, Now: d.Steady.Now, Logger: log,
+		Key: ko.Key, Lend: dev.Lend,
+	})
+	beside := []func(context.Context) error{clockUDP.Serve, func(ctx context.Context) error { return server.Serve(ctx, ln) }}
 	var registry *node.Registry
 	if d.Bus != nil {
 		registry = node.NewRegistry(d.Bus, log, nil)
 		beside = append(beside, registry.Run)
 	}
-	g := &Decoder{Engine: dev.Engine, Client: client, EOS: dev.Model.Config.EOS, Now: d.Steady.Now, Knows: func(addr string) bool {
+	g := &Decoder{Engine: dev.Engine, Client: client, EOS: dev.Model.Config.EOS, Now: d.Steady.Now, Logger: log, PerBlock: dev.Info.TokensPerBlock, Knows: func(addr string) bool {
 		return slices.Contains(c.KVPeer, addr) || registered(registry, addr)
 	}}
 	d.Routes().PUT("/kv/:id", g.move)
 	return d.Run(ctx, worker.Parts{
 		Face: worker.Options{
 			Model: modelOf(dev, c.Device.MaxBatchSize), Tokenizer: dev.Tokenizer, Kind: device.Kind, CardClock: dev.CardClock,
-			Aggregated: g.Aggregated, Generation: g.Generation,
+			Aggregated: g.Aggregated, Generation: g.Generation, KVAddr: net.JoinHostPort(d.Host, port),
 		},
 		Engine: dev.Engine, ClockAddr: clockUDP.Advertised(d.Host), Beside: beside,
 	})
 }
 
-// registered tells whether a context node that lives has this KV listener.
+// registered tells whether a node that lives has this KV listener.
 func registered(r *node.Registry, addr string) bool {
 	return r != nil && slices.ContainsFunc(r.Nodes(), func(e node.Entry) bool {
-		return e.Alive && e.Info.Role == node.RoleCtx && e.Info.KVAddr == addr
+		return e.Alive && e.Info.KVAddr == addr
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/cpu"
 	"meridian.internal/gpu/engine"
+	"meridian.internal/gpu/kvwire"
 	"meridian.internal/gpu/model"
 	"meridian.internal/gpu/profile"
 	"meridian.internal/gpu/ranks"
@@ -40,6 +41,14 @@ func (d *Device) Sharer() backend.Sharer {
 	}
 	s, _ := d.backends[0].(backend.Sharer)
 	return s
+}
+
+// Lend leases what the engine has cached of the beginning of a prompt, for a peer.
+func (d *Device) Lend(tokens []int32) (kvwire.Export, int) {
+	if x := d.Engine.Lend(tokens); x != nil {
+		return x, x.Tokens()
+	}
+	return nil, 0
 }
 
 // embeddedName is the name of the model that is part of the program.

@@ -171,7 +171,7 @@ func (h *Reservation) Start(first []infer.Token) (*Sequence, error) {
 	case h.started || h.copies > 0:
 		return nil, fmt.Errorf("%w: request %d has started, or KV is being written", ErrInvalid, s.req.ID)
 	}
-	if err := h.complete(); err != nil {
+	if err := h.complete(s.base); err != nil {
 		return nil, err
 	}
 	first = slices.Clone(first)
@@ -185,18 +185,18 @@ func (h *Reservation) Start(first []infer.Token) (*Sequence, error) {
 	return s, nil
 }
 
-// complete verifies that every layer has every token that it keeps.
-func (h *Reservation) complete() error {
+// complete verifies that every layer has every one of the first tokens that it keeps.
+func (h *Reservation) complete(tokens int) error {
 	st := h.s.e.info.Stage
 	slices.SortFunc(h.spans, func(a, b infer.Span) int { return cmp.Compare(a.TokenFrom, b.TokenFrom) })
 	for layer := st.First; layer < st.End; layer++ {
-		to := max(h.held, firstKept(&h.s.e.info, layer, h.s.base))
+		to := max(h.held, firstKept(&h.s.e.info, layer, tokens))
 		for _, sp := range h.spans {
 			if sp.LayerFrom <= layer && layer < sp.LayerTo && sp.TokenFrom <= to {
 				to = max(to, sp.TokenTo)
 			}
 		}
-		if to < h.s.base {
+		if to < tokens {
 			return fmt.Errorf("%w: request %d: KV of layer %d, token %d is missing", ErrInvalid, h.s.req.ID, layer, to)
 		}
 	}

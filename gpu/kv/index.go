@@ -38,6 +38,16 @@ func (p *Pool) Match(dst []int32, tokens []int32, limit int) ([]int32, Prefix) {
 	return dst, at
 }
 
+// LeasePrefix leases the full blocks on the device that hold the beginning of the tokens. It counts as no request.
+func (p *Pool) LeasePrefix(tokens []int32) []int32 {
+	totals := p.totals
+	blocks, _ := p.Match(nil, tokens, len(tokens))
+	p.totals = totals
+	p.Lease(blocks)
+	p.Release(blocks)
+	return blocks
+}
+
 // find looks a block up and verifies that it is what the hash says: the same tokens after the same block.
 func (p *Pool) find(hash blockhash.Hash, parent uint64, tokens []int32) (int32, bool) {
 	id, ok := p.index[hash]

@@ -28,6 +28,7 @@ const (
 	TypeAttach   Type = 13 // receiver: where does your KV lie?
 	TypeShared   Type = 14 // sender: backend.Shared
 	TypeWritten  Type = 15 // sender: the blocks that hold KV which the receiver copies itself
+	TypeFetch    Type = 16 // receiver: token ids of a prompt, of whose beginning it wants what is cached
 )
 
 const (
@@ -109,7 +110,7 @@ func ParseHeader(b []byte) (Header, error) {
 	if h.Type == TypeKV {
 		limit = maxKV
 	}
-	if h.Type < TypeHello || h.Type > TypeWritten {
+	if h.Type < TypeHello || h.Type > TypeFetch {
 		return Header{}, fmt.Errorf("%w: type %d is unknown", ErrFrame, h.Type)
 	}
 	if h.Length > limit {

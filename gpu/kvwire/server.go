@@ -21,9 +21,11 @@ type ServerOptions struct {
 	MaxConns int           // further connections are closed at once; default 1024
 	Timing   Timing
 	Shared   *backend.Shared // KV that receivers on this host may read where it lies; nil: none
-	Key      []byte          // of the cluster: a receiver must prove that it knows it; nil: everybody is served
-	Now      func() int64    // steady clock, ns
-	Logger   *slog.Logger
+	// Lend leases what is cached of the beginning of a prompt, for a peer that lacks it, and says how many tokens that are; nil: nothing is lent.
+	Lend   func(tokens []int32) (x Export, n int)
+	Key    []byte       // of the cluster: a receiver must prove that it knows it; nil: everybody is served
+	Now    func() int64 // steady clock, ns
+	Logger *slog.Logger
 }
 
 // Server offers KV to receivers.

@@ -2,6 +2,7 @@ package kvwire
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -90,6 +91,8 @@ func (n *session) loop(ctx context.Context) error {
 		switch h.Type {
 		case TypeClaim, TypeRequest:
 			err = n.begin(ctx, h, payload)
+		case TypeFetch:
+			err = n.fetch(ctx, h, payload)
 		case TypeAck:
 			err = n.acknowledge(h.Request)
 		case TypeAttach:
@@ -105,7 +108,7 @@ func (n *session) loop(ctx context.Context) error {
 
 func fromReceiver(h Header) error {
 	switch h.Type {
-	case TypeClaim, TypeRequest, TypeAck, TypeCancel, TypePing, TypeAttach:
+	case TypeClaim, TypeRequest, TypeAck, TypeCancel, TypePing, TypeAttach, TypeFetch:
 		return nil
 	}
 	return fmt.Errorf("%w: type %d is not a receiver's", ErrFrame, h.Type)
@@ -148,6 +151,47 @@ func (n *session) begin(ctx context.Context, h Header, payload []byte) error {
 		n.deliver(sub, delivery{id: h.Request, want: want, limit: limit, offer: held, stop: cancel, sent: sent})
 	})
 	return nil
+}
+
+// fetch answers with the KV that is cached of the beginning of a prompt: an offer that is ready and has its receiver.
+func (n *session) fetch(ctx context.Context, h Header, payload []byte) error {
+	n.reap()
+	if n.cancel != nil || len(payload)%4 != 0 {
+		return fmt.Errorf("%w: fetch %d of %d bytes, while another request is pending: %t", ErrFrame, h.Request, len(payload), n.cancel != nil)
+	}
+	var x Export
+	have := 0
+	if n.s.o.Lend != nil {
+		x, have = n.s.o.Lend(parseIDs(payload))
+	}
+	if have <= int(h.TokenFrom) {
+		if x != nil {
+			x.Release()
+		}
+		return n.l.sendJSON(TypeError, h.Request, Fault{Message: fmt.Sprintf("of the prompt %d tokens are cached here, %d are there", have, h.TokenFrom)})
+	}
+	o := &Offer{id: h.Request, server: n.s, export: x, ready: make(chan struct{}), done: make(chan struct{})}
+	sub, cancel := context.WithCancelCause(ctx)
+	o.claim(cancel)
+	o.Ready(Trailer{PromptTokens: have, CachedTokens: have})
+	n.offer, n.cancel, n.ended, n.sent = o, cancel, make(chan struct{}), make(chan *Offer, 1)
+	ended, sent := n.ended, n.sent
+	n.s.wg.Go(func() {
+		defer close(ended)
+		n.deliver(sub, delivery{id: h.Request, want: Want{TokenFrom: int(h.TokenFrom)}, limit: fetchLimit, offer: o, stop: cancel, sent: sent})
+	})
+	return nil
+}
+
+// fetchLimit is how long a peer may take to fetch: longer, and computing would have been faster.
+const fetchLimit = 10 * time.Second
+
+func parseIDs(b []byte) []int32 {
+	ids := make([]int32, 0, len(b)/4)
+	for ; len(b) >= 4; b = b[4:] {
+		ids = append(ids, int32(binary.LittleEndian.Uint32(b)))
+	}
+	return ids
 }
 
 // maxPending bounds how long a receiver can hold a lease, whatever it says.

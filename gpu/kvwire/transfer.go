@@ -2,6 +2,7 @@ package kvwire
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -30,6 +31,7 @@ type Transfer struct {
 	stop   context.CancelFunc // of the pings; nil before the first claim or request
 	pinged chan struct{}
 	report Report
+	lent   bool // a peer's cached blocks, not a prefill's
 	clean  bool // acknowledged: the connection can serve another
 }
 
@@ -49,6 +51,24 @@ func (t *Transfer) Request(ctx context.Context, from int, limit time.Duration) e
 	t.report.Peer, t.report.TokensHeld, t.report.RequestedNS = t.l.peer.Node, from, t.c.o.Now()
 	return t.ask(ctx, func() error {
 		return t.l.sendJSON(TypeRequest, t.id, Want{TokenFrom: from, DeadlineMS: limit.Milliseconds(), InPlace: t.from != nil})
+	})
+}
+
+// Fetch asks for what the peer has cached of the beginning of a prompt, but for the first held tokens. Receive then takes it in;
+// PromptTokens of its trailer says how many tokens are there.
+func (t *Transfer) Fetch(ctx context.Context, prompt []int32, held int) error {
+	if t.from != nil { // lent blocks come by the connection
+		t.c.release(t.from)
+		t.from = nil
+	}
+	t.lent = true
+	t.report.Peer, t.report.TokensHeld, t.report.RequestedNS = t.l.peer.Node, held, t.c.o.Now()
+	ids := make([]byte, 0, 4*len(prompt))
+	for _, id := range prompt[:min(len(prompt), maxControl/4)] {
+		ids = binary.LittleEndian.AppendUint32(ids, uint32(id))
+	}
+	return t.ask(ctx, func() error {
+		return t.l.send(Header{Type: TypeFetch, Request: t.id, TokenFrom: uint32(held), TokenTo: uint32(len(prompt))}, ids)
 	})
 }
 
@@ -188,6 +208,9 @@ func (r *receiver) end(payload []byte) (Trailer, error) {
 	if err != nil {
 		return Trailer{}, err
 	}
+	if r.t.lent {
+		return t, r.endLent(t)
+	}
 	if len(t.First) == 0 {
 		return Trailer{}, fmt.Errorf("%w: a trailer without first token", ErrFrame)
 	}
@@ -202,6 +225,16 @@ func (r *receiver) end(payload []byte) (Trailer, error) {
 		r.t.report.Tokens = r.low / max(1, here.Layers)
 	}
 	return t, nil
+}
+
+// endLent verifies that all of what the peer says to have lent came.
+func (r *receiver) endLent(t Trailer) error {
+	got := t.PromptTokens - r.t.report.TokensHeld
+	if got <= 0 || t.PromptTokens > r.prompt || r.low != got*r.t.c.o.Hello.Layers {
+		return fmt.Errorf("%w: %d token-layers of %d tokens came", ErrFrame, r.low, got)
+	}
+	r.t.report.Tokens = got
+	return nil
 }
 
 // note counts a KV frame; only read calls it.

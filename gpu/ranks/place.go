@@ -67,6 +67,23 @@ func (g *Group) place(r *infer.Request, give func(*engine.Engine) error) (err er
 	return err
 }
 
+// Lend leases what the rank with most of it has cached of the beginning of a prompt; see engine.Lend.
+func (g *Group) Lend(tokens []int32) (most *engine.Export) {
+	for _, e := range g.engines {
+		switch x := e.Lend(tokens); {
+		case x == nil:
+		case most == nil || x.Tokens() > most.Tokens():
+			if most != nil {
+				most.Release()
+			}
+			most = x
+		default:
+			x.Release()
+		}
+	}
+	return most
+}
+
 // Submit accepts an Aggregated or ContextOnly request; see engine.Engine.
 func (g *Group) Submit(r infer.Request) (s *engine.Sequence, err error) {
 	err = g.place(&r, func(e *engine.Engine) (err error) {

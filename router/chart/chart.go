@@ -59,7 +59,7 @@ var groups = [...]struct {
 	{"admission", color.RGBA{0x87, 0xd7, 0x87, 0xff}, " gen_parse gen_admit kv_open ctx_parse ctx_admit parse admit "},
 	{"queue", color.RGBA{0xd7, 0x5f, 0x5f, 0xff}, " ctx_queue queue device_queue "},
 	{"prefill", color.RGBA{0xff, 0xaf, 0x00, 0xff}, " prefill prefill_wait prefill_sample prefill_sync "},
-	{"hand-over", color.RGBA{0xd7, 0x87, 0xd7, 0xff}, " kv_handover gen_start "},
+	{"hand-over", color.RGBA{0xd7, 0x87, 0xd7, 0xff}, " kv_handover kv_fetch gen_start "},
 	{"emit", color.RGBA{0x3a, 0x8a, 0x5a, 0xff}, " ctx_emit gen_emit emit "},
 }
 

@@ -72,6 +72,14 @@ type Costs struct {
 	RemoteNS float64 // prefill on the context node, and what of the hand-over prefill does not hide
 }
 
+// Borrow is LocalNS where the generation node first fetches KV from a peer, after which so many tokens are left to compute.
+func Borrow(gen *Node, genPrefill, ctxPrefill *Fit, left int, fetchNS float64) float64 {
+	if !genPrefill.Known() {
+		genPrefill = ctxPrefill
+	}
+	return genPrefill.At(float64(gen.QueuedTokens+left)) + fetchNS
+}
+
 // Estimate compares the two ways. A generation node whose prefill was never measured is taken to be as fast as the context
 // node. False: too little was measured.
 func Estimate(ctx, gen *Node, ctxPrefill, genPrefill, handover *Fit, tokens int, bytesPerToken float64) (Costs, bool) {

@@ -21,6 +21,7 @@ type decision struct {
 	looks    bool // matched is known
 	matched  int
 	costs    *place.Costs // nil: not estimated
+	borrow   *loan        // nil: it fetches nothing from a peer
 }
 
 func (d *decision) ctx(p *Pool, t *table, at int) { d.add(p, place.Prefill, t, at) }
@@ -78,6 +79,9 @@ func (d *decision) local(left int) phase.Decision {
 	ctx, gen := d.policies[place.Prefill], d.policies[place.Decode]
 	reason := fmt.Sprintf("local prefill: %d uncached tokens take %.1f ms on %s, %.1f ms by %s and hand-over",
 		left, d.costs.LocalNS/1e6, d.names[place.Decode], d.costs.RemoteNS/1e6, d.names[place.Prefill])
+	if b := d.borrow; b != nil {
+		reason += fmt.Sprintf("; %d tokens are fetched from %s in %.1f ms", b.matched-b.had, b.lender.info.Name, b.fetchNS/1e6)
+	}
 	d.names[place.Prefill] = ""
 	return d.record(string(ctx+"/"+gen), reason)
 }

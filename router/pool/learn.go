@@ -19,6 +19,9 @@ func (p *Pool) Learn(l *timeline.Line) {
 	for i := range l.Phases {
 		if f := &l.Phases[i]; f.Role != phase.Disagg {
 			p.learnPrefill(f)
+			if l.Decision != nil && l.Decision.Ctx == "" && f.Peer != "" {
+				p.learnLoan(f)
+			}
 		}
 	}
 	if d, h := l.Decision, l.Handover; d != nil && h != nil && d.Ctx != "" {
@@ -61,6 +64,7 @@ func (p *Pool) learnHandover(ctx, gen string, h *timeline.Handover) {
 	p.moved.Add(float64(h.Tokens), float64(h.Bytes))
 	if h.WireNS > 0 { // while prefill runs, reads wait for it too: the wire may be faster than this
 		w.bytesPerS = smooth(w.bytesPerS, float64(h.Bytes)*1e9/float64(h.WireNS))
+		p.wire = smooth(p.wire, float64(h.Bytes)*1e9/float64(h.WireNS))
 	}
 }
 

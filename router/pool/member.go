@@ -32,19 +32,20 @@ type member struct {
 	lapsed     bool  // its lease ended without a word
 	healthy    bool
 	leases     map[*Lease]struct{}
-	all        use               // reserved by this router
-	unseen     use               // part of all that the node's load does not include yet
-	others     use               // the same of other routers
-	told       use               // what other routers were told last
-	slot       prefix.Slot       // in the index
-	prefill    place.Fit         // ns over prompt tokens, measured
-	pairs      map[*member]*pair // of a generation node, by context node
-	costs      []pairCost        // of pairs, for placement
-	stalePairs bool              // costs must be made anew
-	alone      pair              // aggregated
-	proven     bool              // a generation went through it, in a pair or alone
-	table      *table            // nil: it cannot be placed
-	at         int               // in table
+	all        use                    // reserved by this router
+	unseen     use                    // part of all that the node's load does not include yet
+	others     use                    // the same of other routers
+	told       use                    // what other routers were told last
+	slot       prefix.Slot            // in the index
+	prefill    place.Fit              // ns over prompt tokens, measured
+	pairs      map[*member]*pair      // of a generation node, by context node
+	costs      []pairCost             // of pairs, for placement
+	loans      map[*member]*place.Fit // of a generation node, by peer: ns of a fetch over bytes
+	stalePairs bool                   // costs must be made anew
+	alone      pair                   // aggregated
+	proven     bool                   // a generation went through it, in a pair or alone
+	table      *table                 // nil: it cannot be placed
+	at         int                    // in table
 }
 
 // load is what a node told of itself.

@@ -26,6 +26,7 @@ var (
 	descExpired  = desc("reservations_expired_total", "Reservations that nobody released in time. Anything but 0 is a fault of the router.")
 	descMatched  = desc("matched_tokens_total", "Prompt tokens whose KV the chosen node held already, as the prefix index knew.")
 	descPlaced   = desc("matchable_tokens_total", "Prompt tokens that were looked up in the prefix index.")
+	descBorrowed = desc("kv_fetches_total", "Requests whose generation node was sent to a peer for cached KV.")
 	descPairs    = desc("pairs", "Pairs of nodes, and nodes alone, by the state of their qualification.", "state")
 	descProbes   = desc("probes_total", "Probes that ended, by outcome. They are in no other count of requests.", "outcome")
 	descBlocks   = desc("prefix_blocks", "KV blocks in the prefix index, counted once for each node that holds them.")
@@ -37,7 +38,7 @@ var (
 // Describe implements prometheus.Collector.
 func (x metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descNodes, descReserved, descUnseen, descOthers, descAge, descStale, descExpired, descMatched, descPlaced, descPairs, descProbes,
+		descNodes, descReserved, descUnseen, descOthers, descAge, descStale, descExpired, descMatched, descPlaced, descBorrowed, descPairs, descProbes,
 		descBlocks, descDropped, descGaps, descBehind,
 	} {
 		ch <- d
@@ -77,6 +78,7 @@ func (x metrics) Collect(ch chan<- prometheus.Metric) {
 	counter(descExpired, c.expired)
 	counter(descMatched, c.matchedTokens)
 	counter(descPlaced, c.placedTokens)
+	counter(descBorrowed, c.borrowed)
 	counter(descProbes, c.probes[0], "failed")
 	counter(descProbes, c.probes[1], "passed")
 	if x.p.o.Index != nil {

@@ -36,6 +36,7 @@ type Choice struct {
 	Ctx      *Lease
 	Gen      *Lease
 	Cause    string
+	Lender   string // KV address of a peer from which an aggregated request's node fetches cached KV; "": from none
 	Decision phase.Decision
 }
 
@@ -151,12 +152,22 @@ func (p *Pool) claimPair(c *class, ctxAt, genAt int, a Ask, d *decision) *Choice
 	if d.looks {
 		p.counts.placedTokens += int64(a.Tokens)
 	}
-	left := a.Tokens - gn.Matched
+	have, lender := gn.Matched, ""
+	if known && p.o.GenPolicy.Matches() {
+		if b := p.borrow(c, x, g, gn, a); b.lender != nil && b.localNS < costs.LocalNS {
+			costs.LocalNS, have, lender = b.localNS, b.matched, b.lender.info.KVAddr
+			d.borrow = &b
+		}
+	}
+	left := a.Tokens - have
 	if a.Fallback && p.o.GenPolicy.Matches() && left <= p.o.LocalMax && known && costs.LocalNS < costs.RemoteNS {
-		d.matched = gn.Matched
-		p.counts.matchedTokens += int64(gn.Matched)
+		d.matched = have
+		p.counts.matchedTokens += int64(have)
+		if lender != "" {
+			p.counts.borrowed++
+		}
 		u := claims(place.Decode, a.Tokens).plus(claims(place.Prefill, left))
-		return &Choice{Cause: CauseLocal, Gen: p.newLease(g, u, a.Life), Decision: d.local(left)}
+		return &Choice{Cause: CauseLocal, Lender: lender, Gen: p.newLease(g, u, a.Life), Decision: d.local(left)}
 	}
 	d.matched = xn.Matched
 	p.counts.matchedTokens += int64(xn.Matched)

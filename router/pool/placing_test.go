@@ -308,6 +308,59 @@ func TestPrefillIsDoneLocallyWhereThatIsFaster(t *testing.T) {
 	}
 }
 
+func TestAPrefixIsFetchedFromAPeerWhereThatIsCheaper(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		own, peer int // blocks of 4 on gen0, and on gen1 or ctx0
+		lender    string
+		fetchNS   int64 // a token, as measured; 0: never tried
+		genNS     int64 // a token of prefill
+		want      string
+	}{
+		{"from another generation node", 2, 20, "gen1", 100, 2000, "gen1:1"},
+		{"from the context node", 0, 24, "ctx0", 100, 2000, "ctx0:1"},
+		{"never tried: as fast as hand-overs", 2, 20, "gen1", 0, 2000, "gen1:1"},
+		{"slower than computing", 2, 20, "gen1", 50_000, 2000, ""},
+		{"the peer has no more", 20, 20, "gen1", 100, 2000, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x := prefix.New(0)
+			w := newWorld(t, Options{CtxPolicy: place.KVAware, GenPolicy: place.KVAware, Index: x, LocalMax: 512})
+			for _, name := range []string{"ctx0", "gen0", "gen1"} {
+				i := sized(name)
+				i.KVAddr = name + ":1"
+				w.Put(i)
+			}
+			for i := range int64(20) {
+				w.Learn(line("ctx0", "gen0", 10+10*i, 4000, 1_000_000))
+				w.Learn(line("", "gen0", 10+10*i, c.genNS, 0))
+				if n := 10 + 10*i; c.fetchNS > 0 {
+					l := line("", "gen0", 1, c.genNS, 0)
+					f := &l.Phases[0]
+					f.Peer, f.Bytes = c.lender, n*10
+					f.Transfer = []timeline.Stamp{{Name: "requested_ns", Raw: 5}, {Name: "installed_ns", Raw: 5 + n*c.fetchNS}}
+					w.Learn(l)
+				}
+			}
+			blocks := w.Hash("m", make([]int32, 100))
+			for name, n := range map[string]int{"gen0": c.own, c.lender: c.peer} {
+				ev := kvevent.Event{Seq: 1, Epoch: 1, Type: kvevent.Stored, Blocks: []kvevent.Block{}}
+				for _, h := range blocks[0].Blocks[:n] {
+					ev.Blocks = append(ev.Blocks, kvevent.Block{Hash: h})
+				}
+				slot, _, _ := w.Slot(node.Role(name[:3]), name)
+				x.Apply(slot, []kvevent.Event{ev})
+			}
+			w.Report(report("gen1", 1, infer.Load{Running: 50})) // gen0 is taken
+			got := w.pick(t, Ask{Tokens: 100, Prefix: blocks, Fallback: true})
+			if got.Gen.Name != "gen0" || got.Lender != c.want || (c.want != "") != strings.Contains(got.Decision.Reason, "are fetched from "+c.lender) {
+				t.Errorf("%s fetches from %q, want %q: %s", got.Gen.Name, got.Lender, c.want, got.Decision.Reason)
+			}
+			got.Release()
+		})
+	}
+}
+
 func TestASlowPairIsAvoided(t *testing.T) {
 	w := newWorld(t, Options{})
 	for _, n := range []string{"ctx0", "ctx1", "gen0"} {

@@ -69,6 +69,7 @@ type Pool struct {
 	slots   []*member        // by slot of the index; nil: free
 	others  map[string]*peer // other routers
 	moved   place.Fit        // bytes of KV over tokens moved, of all hand-overs
+	wire    float64          // bytes a second on the wire, of all hand-overs; 0: not measured
 	counts  counts
 }
 
@@ -77,6 +78,7 @@ type counts struct {
 	expired       int64 // leases that were not released in time
 	matchedTokens int64 // of the prompts that were placed by kv_aware
 	placedTokens  int64
+	borrowed      int64    // requests whose node fetches from a peer
 	probes        [2]int64 // failed, passed
 }
 
@@ -229,6 +231,7 @@ func (p *Pool) remove(k string) {
 	}
 	m.table = nil
 	for _, other := range p.members {
+		delete(other.loans, m)
 		if _, paired := other.pairs[m]; paired {
 			delete(other.pairs, m)
 			other.stalePairs = true

@@ -133,7 +133,7 @@ func roleWord(stage string) string {
 
 func (a *attempt) single(ctx context.Context, cancel context.CancelCauseFunc) *api.Error {
 	a.stamps.GenPrepareNS = a.stamp(&a.times.genPrepare)
-	if e := a.openGen(ctx, a.genBody(nil)); e != nil {
+	if e := a.openGen(ctx, a.genBody(a.aloneParams())); e != nil {
 		cancel(e)
 		return e
 	}

@@ -195,6 +195,15 @@ func ctxBody(open []byte, id int64, style int) body {
 	return body{open, append(b, '}')}
 }
 
+// aloneParams names the peer from which the only node fetches cached KV; nil where it fetches none.
+func (a *attempt) aloneParams() []byte {
+	if a.choice.Lender == "" {
+		return nil
+	}
+	b := append(make([]byte, 0, tailBytes), `{"request_type":"`+api.ContextAndGeneration+`","ctx_info_endpoint":`...)
+	return append(api.AppendString(b, "tcp://"+a.choice.Lender), '}')
+}
+
 func (a *attempt) genFirstParams() []byte {
 	return api.LegParams{
 		Type: api.GenerationOnly, ID: a.id, CtxID: a.id, Style: api.GenerationFirst, Endpoint: "tcp://" + a.choice.Ctx.KVAddr,

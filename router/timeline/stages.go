@@ -112,7 +112,8 @@ var aggregated = []stage{
 	{name: "leg", from: "R.gen_dispatch_ns|R.ctx_dispatch_ns", to: "R.first_token_ns", lack: "A"},
 	{name: "dispatch", from: "R.gen_dispatch_ns|R.ctx_dispatch_ns", to: "A.receive_ns", need: "A"},
 	{name: "parse", from: "A.receive_ns", to: "A.parsed_ns", need: "A"},
-	{name: "admit", from: "A.started_ns", to: "A.queued_ns", need: "A"},
+	{name: "kv_fetch", from: "A.started_ns", to: "A.installed_ns", need: "A"}, // of a peer's cached KV
+	{name: "admit", from: "A.installed_ns|A.started_ns", to: "A.queued_ns", need: "A"},
 	{name: "queue", from: "A.queued_ns", to: "A.first_scheduled_ns", need: "A"},
 	{name: "device_queue", from: "A.first_scheduled_ns", to: "A.chunk_start", need: "A"},
 	{name: "prefill", from: "A.chunk_start", to: "A.chunk_end", need: "A", when: chunked},

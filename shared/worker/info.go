@@ -60,7 +60,7 @@ func (n *Node) models(c echo.Context) error {
 // serverInfo is GET /server_info: TensorRT-LLM's disaggregated_params, then what our own routers and people read.
 func (n *Node) serverInfo(c echo.Context) error {
 	disagg := map[string]any{}
-	if n.o.KVAddr != "" {
+	if n.o.Context != nil && n.o.KVAddr != "" {
 		disagg["ctx_info_endpoint"] = []string{"tcp://" + n.o.KVAddr}
 		disagg["ctx_dp_rank"] = 0
 	}
