@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -81,6 +82,10 @@ func (g *Group) add(rank int, o Options, b backend.Backend, place collective.Mem
 	cfg.Rank = rank
 	cfg.Peers = &engine.Peers{Member: place, Tell: m.tell, Hear: m.hear, Unsaid: m.unsaid}
 	cfg.Energy = nil // the device's counter cannot be told apart by ranks
+	if cfg.DiskKVDir != "" { // each has files of its own
+		cfg.DiskKVDir = filepath.Join(cfg.DiskKVDir, fmt.Sprintf("rank-%d", rank))
+		cfg.DiskKVBytes /= int64(len(o.Backends))
+	}
 	cfg.KVEvents = nil
 	if g.cache != nil {
 		cfg.KVEvents = g.cache.of(rank)
