@@ -81,7 +81,7 @@ func (g *Group) add(rank int, o Options, b backend.Backend, place collective.Mem
 	m := &member{g: g, rank: rank}
 	cfg.Rank = rank
 	cfg.Peers = &engine.Peers{Member: place, Tell: m.tell, Hear: m.hear, Unsaid: m.unsaid}
-	cfg.Energy = nil // the device's counter cannot be told apart by ranks
+	cfg.Energy = nil         // the device's counter cannot be told apart by ranks
 	if cfg.DiskKVDir != "" { // each has files of its own
 		cfg.DiskKVDir = filepath.Join(cfg.DiskKVDir, fmt.Sprintf("rank-%d", rank))
 		cfg.DiskKVBytes /= int64(len(o.Backends))
