@@ -41,6 +41,7 @@ type Profiler struct {
 
 	mu    sync.Mutex // guards what follows
 	w     window
+	dir   string // of the last claim
 	files *files
 	rec   recording
 	acts  []string
@@ -76,26 +77,29 @@ func (p *Profiler) Start(ctx context.Context, r rows.ProfileRequest, loop Loop) 
 	if err != nil {
 		return rows.ProfileWindow{}, err
 	}
-	if err := p.claim(); err != nil {
-		return rows.ProfileWindow{}, err
-	}
 	dir := r.OutputDir
 	if dir == "" {
 		dir = p.o.Dir
 	}
+	if err := p.claim(dir); err != nil {
+		return rows.ProfileWindow{}, err
+	}
 	f, err := createFiles(dir, p.o.Rank, acts)
 	if err != nil {
-		p.rollBack(nil)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.clear()
 		return rows.ProfileWindow{}, fmt.Errorf("%w: %w", rows.ErrProfileInvalid, err)
 	}
 	granted := rows.ProfileWindow{Activities: acts, Files: f.final()}
-	lost := false // the caller went before the engine came to it; guarded by mu
+	var lost, adopted bool // the caller went before the engine came to it, or after; guarded by mu
 	err = loop(ctx, func(next int64, _ bool) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if lost {
 			return
 		}
+		adopted = true
 		p.w.schedule(next, r.StartStep, r.NumSteps)
 		p.adopt(f, acts)
 		granted.StartIter = p.w.start
@@ -103,17 +107,18 @@ func (p *Profiler) Start(ctx context.Context, r rows.ProfileRequest, loop Loop) 
 			granted.StopIter = &stop
 		}
 	})
-	if err != nil {
-		p.mu.Lock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil && !adopted { // an adopted window is the engine's, and may have begun: it stays
 		lost = true
-		p.mu.Unlock()
-		p.rollBack(f)
+		f.discard()
+		p.clear()
 		return rows.ProfileWindow{}, fmt.Errorf("schedule a profile: %w", err)
 	}
 	return granted, nil
 }
 
-func (p *Profiler) claim() error {
+func (p *Profiler) claim(dir string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.w.state != idle {
@@ -122,11 +127,11 @@ func (p *Profiler) claim() error {
 			stop = fmt.Sprintf("to %d", p.w.stop-1)
 		}
 		if p.w.state == claimed {
-			return fmt.Errorf("%w: one is being prepared", rows.ErrProfileBusy)
+			return fmt.Errorf("%w: one is being prepared in %q", rows.ErrProfileBusy, p.dir)
 		}
 		return fmt.Errorf("%w: iterations %d %s, %v", rows.ErrProfileBusy, p.w.start, stop, p.w.state)
 	}
-	p.w = window{state: claimed, stop: forever}
+	p.w, p.dir = window{state: claimed, stop: forever}, dir
 	return nil
 }
 
@@ -136,15 +141,7 @@ func (p *Profiler) adopt(f *files, acts []string) {
 	p.busy.Store(true)
 }
 
-func (p *Profiler) rollBack(f *files) {
-	if f != nil {
-		f.discard()
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.clear()
-}
-
+// clear gives the claim back.
 func (p *Profiler) clear() {
 	p.w, p.files, p.rec = window{}, nil, recording{}
 	p.busy.Store(len(p.plan) > 0)

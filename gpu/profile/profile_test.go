@@ -223,6 +223,45 @@ func TestAFailureGivesTheClaimBack(t *testing.T) {
 	}
 }
 
+// TestACallerThatLeavesLate: the engine has taken the window, and may be in it, when the caller's context ends.
+func TestACallerThatLeavesLate(t *testing.T) {
+	e := newEngine(t, Options{})
+	late := func(ctx context.Context, f func(int64, bool)) error {
+		_ = e.loop(ctx, f)
+		e.run(3) // the window begins with the third
+		return context.Canceled
+	}
+	req := steps(2)
+	req.Activities = []string{CPU, GPU}
+	w, err := e.Start(t.Context(), req, late)
+	if err != nil || w.StartIter != 3 {
+		t.Fatalf("%+v, %v", w, err)
+	}
+	e.run(3)
+	if got, err := e.Stop(t.Context(), e.loop); err != nil || len(got.Files) != 2 || len(iters(t, got.Files[0])) != 2 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if err := pprof.StartCPUProfile(io.Discard); err != nil {
+		t.Errorf("the window's CPU profile goes on: %v", err)
+	}
+	pprof.StopCPUProfile()
+}
+
+func TestAStartWhileOneIsPreparedHearsWhere(t *testing.T) {
+	e := newEngine(t, Options{})
+	dir := t.TempDir()
+	preparing := func(ctx context.Context, f func(int64, bool)) error {
+		if _, err := e.Start(ctx, steps(1), e.loop); !errors.Is(err, rows.ErrProfileBusy) || !strings.Contains(err.Error(), dir) {
+			t.Errorf("the other start: %v", err)
+		}
+		return e.loop(ctx, f)
+	}
+	if _, err := e.Start(t.Context(), rows.ProfileRequest{OutputDir: dir, Activities: []string{GPU}}, preparing); err != nil {
+		t.Error(err)
+	}
+	e.Close()
+}
+
 func TestStopEndsWhatIsThere(t *testing.T) {
 	open := rows.ProfileRequest{Activities: []string{GPU, Layers, CPU}}
 	t.Run("nothing", func(t *testing.T) {

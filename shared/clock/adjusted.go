@@ -38,14 +38,14 @@ type Push struct {
 type PushState struct {
 	Applied     bool   `json:"applied"`
 	OffsetNS    *int64 `json:"offset_ns"` // null: none was ever pushed
-	AtNS        int64  `json:"at_ns"`
+	AtNS        int64  `json:"at_ns,omitempty"`
 	SkewPPB     int64  `json:"skew_ppb"`
 	BoundNS     *int64 `json:"bound_ns"` // null: who pushed it did not say
 	VoidAfterNS int64  `json:"void_after_ns,omitempty"`
 	Epoch       string `json:"epoch,omitempty"`
-	Seq         int64  `json:"seq"`
+	Seq         int64  `json:"seq,omitempty"`
 	Reference   ID     `json:"reference,omitempty"`
-	ReceivedNS  int64  `json:"received_ns"`
+	ReceivedNS  int64  `json:"received_ns,omitempty"`
 	Accepted    int64  `json:"accepted"`
 	Refused     int64  `json:"refused"`
 }

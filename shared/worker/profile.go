@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 
@@ -27,10 +28,8 @@ const maxProfileBody = 64 << 10
 
 // startProfile is POST /start_profile.
 func (n *Node) startProfile(c echo.Context) error {
-	var r rows.ProfileRequest
-	d := json.NewDecoder(io.LimitReader(c.Request().Body, maxProfileBody))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&r); err != nil && !errors.Is(err, io.EOF) { // all is optional
+	r, err := parseProfile(http.MaxBytesReader(c.Response(), c.Request().Body, maxProfileBody))
+	if err != nil {
 		return api.Invalid("body", "the body is no profile request: %v", err)
 	}
 	w, err := n.o.Profiler.StartProfile(c.Request().Context(), r)
@@ -38,6 +37,26 @@ func (n *Node) startProfile(c echo.Context) error {
 		return profileError(err)
 	}
 	return c.JSON(http.StatusOK, profileAnswer{"scheduled", w})
+}
+
+// parseProfile reads one JSON object and nothing behind it; all is optional, the object too.
+func parseProfile(body io.Reader) (rows.ProfileRequest, error) {
+	var r rows.ProfileRequest
+	d := json.NewDecoder(body)
+	d.DisallowUnknownFields()
+	if err := d.Decode(&r); err != nil {
+		if errors.Is(err, io.EOF) {
+			return rows.ProfileRequest{}, nil
+		}
+		return rows.ProfileRequest{}, err
+	}
+	switch _, err := d.Token(); {
+	case err == nil:
+		return rows.ProfileRequest{}, errors.New("something follows the object")
+	case !errors.Is(err, io.EOF):
+		return rows.ProfileRequest{}, fmt.Errorf("after the object: %w", err)
+	}
+	return r, nil
 }
 
 // stopProfile is POST /stop_profile.

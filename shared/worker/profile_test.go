@@ -1,11 +1,13 @@
 package worker
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -41,6 +43,9 @@ func TestProfilesAreStartedAndStoppedOverHTTP(t *testing.T) {
 		{"a start without a body", "/start_profile", "", fakeProfiler{}, 200, `"a.json"`},
 		{"a misspelt field", "/start_profile", `{"steps":4}`, fakeProfiler{}, 400, `steps`},
 		{"a wrong type", "/start_profile", `{"num_steps":"4"}`, fakeProfiler{}, 400, `num_steps`},
+		{"two objects", "/start_profile", `{"num_steps":4}{}`, fakeProfiler{}, 400, "follows"},
+		{"an object and more", "/start_profile", `{"num_steps":4} steps`, fakeProfiler{}, 400, "after the object"},
+		{"too much", "/start_profile", strings.Repeat(" ", maxProfileBody+1) + "{}", fakeProfiler{}, 400, "too large"},
 		{"what cannot be", "/start_profile", `{}`, fakeProfiler{err: fmt.Errorf("%w: x", rows.ErrProfileInvalid)}, 400, "x"},
 		{"a second start", "/start_profile", `{}`, fakeProfiler{err: fmt.Errorf("%w: iterations 3 to 6", rows.ErrProfileBusy)}, 409, "iterations 3 to 6"},
 		{"an engine that has ended", "/start_profile", `{}`, fakeProfiler{err: context.Canceled}, 503, "canceled"},
@@ -65,4 +70,31 @@ func TestProfilesAreStartedAndStoppedOverHTTP(t *testing.T) {
 			t.Errorf("asked %+v", tt.p.asked)
 		}
 	}
+}
+
+// FuzzParseProfile: no body is read in part, and what is read is read again from what it is written as.
+func FuzzParseProfile(f *testing.F) {
+	f.Add(`{"output_dir":"/tmp","num_steps":4,"start_step":1,"activities":["CPU","GPU"]}`)
+	f.Add("")
+	f.Add(`{} {}`)
+	f.Add(`{"num_steps":1e30}`)
+	f.Fuzz(func(t *testing.T, body string) {
+		r, err := parseProfile(strings.NewReader(body))
+		if err != nil {
+			if !reflect.DeepEqual(r, rows.ProfileRequest{}) {
+				t.Fatalf("%q: %+v and %v", body, r, err)
+			}
+			return
+		}
+		if rest := strings.TrimSpace(body); rest != "" && !json.Valid([]byte(rest)) {
+			t.Fatalf("%q is not JSON and gave %+v", body, r)
+		}
+		again, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := parseProfile(bytes.NewReader(again)); err != nil || !reflect.DeepEqual(got, r) {
+			t.Fatalf("%s gave %+v, %v, want %+v", again, got, err, r)
+		}
+	})
 }

@@ -24,7 +24,7 @@ func TestWorkersAreReadFromNamesAndURLs(t *testing.T) {
 			t.Errorf("%q: %+v %v, want %+v", in, got, err, want)
 		}
 	}
-	for _, in := range []string{"h:1", "w=h:1", "http://", "w=", "="} {
+	for _, in := range []string{"h:1", "w=h:1", "http://", "w=", "=", "http:///x", "w=http://h:port", "ftp://h:1", "http://h :1"} {
 		if _, err := parseWorkers([]string{in}); err == nil || !strings.Contains(err.Error(), "--worker") {
 			t.Errorf("%q: error %v", in, err)
 		}
@@ -36,7 +36,7 @@ func FuzzParseWorkers(f *testing.F) {
 	f.Add("")
 	f.Fuzz(func(t *testing.T, in string) {
 		ws, err := parseWorkers([]string{in})
-		if err == nil && (len(ws) != 1 || ws[0].Name == "" || !strings.HasPrefix(ws[0].URL, "http")) {
+		if err == nil && (len(ws) != 1 || ws[0].Name == "" || !strings.HasPrefix(strings.ToLower(ws[0].URL), "http")) {
 			t.Fatalf("%q gave %+v", in, ws)
 		}
 	})

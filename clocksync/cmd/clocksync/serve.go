@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -146,21 +147,18 @@ func (c *serveCmd) serve(ctx context.Context, d daemon) error {
 func parseWorkers(in []string) ([]service.Worker, error) {
 	var out []service.Worker
 	for _, s := range in {
-		name, url, ok := strings.Cut(s, "=")
+		name, at, ok := strings.Cut(s, "=")
 		if !ok || strings.Contains(name, "/") {
-			name, url = "", s
+			name, at = "", s
 		}
-		host, isHTTP := strings.CutPrefix(url, "http://")
-		if rest, https := strings.CutPrefix(url, "https://"); https {
-			host, isHTTP = rest, true
-		}
-		if !isHTTP || host == "" {
+		u, err := url.Parse(at)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 			return nil, fmt.Errorf("--worker %q: want [NAME=]http://HOST:PORT", s)
 		}
 		if name == "" {
-			name = host
+			_, name, _ = strings.Cut(at, "://")
 		}
-		out = append(out, service.Worker{Name: name, URL: url})
+		out = append(out, service.Worker{Name: name, URL: at})
 	}
 	return out, nil
 }
