@@ -73,14 +73,12 @@ type Chooser struct {
 
 // Choose returns the index of the node that the policy takes; false when no node may be chosen.
 func (c *Chooser) Choose(p Policy, side Side, nodes []Node, q Query) (int, bool) {
-	rank, n := lowest(nodes)
-	if rank == Excluded {
+	if !c.score(p, side, nodes, q) {
 		return 0, false
 	}
-	c.score(p, side, nodes, q, rank)
 	switch {
 	case p == RoundRobin:
-		return c.looked[q.Turn%n], true
+		return c.looked[q.Turn%len(c.looked)], true
 	case p == PowerOfTwo:
 		return c.two(q), true
 	case p == Conversation && q.Key != 0:
@@ -89,27 +87,17 @@ func (c *Chooser) Choose(p Policy, side Side, nodes []Node, q Query) (int, bool)
 	return c.least(q), true
 }
 
-// lowest returns the best rank that occurs and how often.
-func lowest(nodes []Node) (Rank, int) {
-	rank, n := Excluded, 0
-	for i := range nodes {
-		switch r := nodes[i].Rank; {
-		case r < rank:
-			rank, n = r, 1
-		case r == rank:
-			n++
-		}
-	}
-	return rank, n
-}
-
-// score lists the nodes of the rank and scores them.
-func (c *Chooser) score(p Policy, side Side, nodes []Node, q Query, rank Rank) {
+// score lists the nodes of the best rank that occurs, and scores them; false: none may be chosen.
+func (c *Chooser) score(p Policy, side Side, nodes []Node, q Query) bool {
 	c.looked, c.scores = c.looked[:0], c.scores[:0]
+	rank := Excluded
 	for i := range nodes {
 		n := &nodes[i]
-		if n.Rank != rank {
+		switch {
+		case n.Rank > rank || n.Rank == Excluded:
 			continue
+		case n.Rank < rank:
+			rank, c.looked, c.scores = n.Rank, c.looked[:0], c.scores[:0]
 		}
 		c.looked = append(c.looked, i)
 		if side == Prefill {
@@ -118,6 +106,7 @@ func (c *Chooser) score(p Policy, side Side, nodes []Node, q Query, rank Rank) {
 			c.scores = append(c.scores, n.decodeScore(p, q))
 		}
 	}
+	return rank != Excluded
 }
 
 func (n *Node) prefillScore(p Policy, q Query) float64 {

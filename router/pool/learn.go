@@ -92,7 +92,7 @@ const costGrain = 32
 
 // pairCost is what a context node's hand-over costs over the cheapest one, in prompt tokens of that node's measured rate.
 type pairCost struct {
-	ctx     *member
+	at      int // of the context node in its table
 	tokens  float64
 	refused bool
 }
@@ -111,7 +111,10 @@ func (g *member) pairCosts() []pairCost {
 		}
 	}
 	for x, w := range g.pairs {
-		c := pairCost{ctx: x, refused: w.state == Refused}
+		if x.table == nil {
+			continue // when it comes back, the tables and this are made anew
+		}
+		c := pairCost{at: x.at, refused: w.state == Refused}
 		if slope := x.prefill.Slope(); w.samples > 0 && slope > 0 {
 			c.tokens = float64(int((w.costNS-cheapest)/slope) / costGrain * costGrain)
 		}
@@ -125,10 +128,7 @@ func (g *member) pairCosts() []pairCost {
 // charge writes the costs of hand-overs to g, until refund.
 func (g *member) charge(nodes []place.Node) {
 	for _, c := range g.pairCosts() {
-		if c.ctx.table == nil {
-			continue
-		}
-		n := &nodes[c.ctx.at]
+		n := &nodes[c.at]
 		n.PairTokens = c.tokens
 		if c.refused {
 			n.Rank = place.Excluded
@@ -136,10 +136,11 @@ func (g *member) charge(nodes []place.Node) {
 	}
 }
 
-func (g *member) refund(nodes []place.Node) {
+func (g *member) refund(t *table) {
 	for _, c := range g.costs {
-		if c.ctx.table != nil {
-			nodes[c.ctx.at].PairTokens, nodes[c.ctx.at].Rank = 0, c.ctx.rank()
+		t.nodes[c.at].PairTokens = 0
+		if c.refused {
+			t.nodes[c.at].Rank = t.members[c.at].rank()
 		}
 	}
 }

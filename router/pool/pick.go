@@ -131,7 +131,7 @@ func (p *Pool) pickCtx(c *class, g *member, a Ask, q *place.Query, d *decision) 
 	if ok {
 		d.ctx(p, ctxs, at)
 	}
-	g.refund(ctxs.nodes)
+	g.refund(ctxs)
 	ctxs.restore(tried)
 	return at, ok
 }
@@ -294,11 +294,11 @@ func (p *Pool) matched(a Ask) (undo func()) {
 
 func (p *Pool) write(hits []prefix.Hit, most int) {
 	for _, h := range hits {
-		if int(h.Slot) >= len(p.slots) {
+		if int(h.Slot) >= len(p.slotNodes) {
 			continue // it joins at this moment
 		}
-		if m := p.slots[h.Slot]; m != nil && m.table != nil {
-			m.table.nodes[m.at].Matched = min(h.Blocks, most)
+		if n := p.slotNodes[h.Slot]; n != nil {
+			n.Matched = min(h.Blocks, most)
 		}
 	}
 }

@@ -66,11 +66,13 @@ type Pool struct {
 	turns   [2]int              // of the sides
 	chooser place.Chooser
 	hits    []prefix.Hit
-	slots   []*member        // by slot of the index; nil: free
-	others  map[string]*peer // other routers
-	moved   place.Fit        // bytes of KV over tokens moved, of all hand-overs
-	wire    float64          // bytes a second on the wire, of all hand-overs; 0: not measured
-	counts  counts
+	slots   []*member // by slot of the index; nil: free
+	// slotNodes are the nodes of slots in their tables; nil: it cannot be placed. Made with the tables.
+	slotNodes []*place.Node
+	others    map[string]*peer // other routers
+	moved     place.Fit        // bytes of KV over tokens moved, of all hand-overs
+	wire      float64          // bytes a second on the wire, of all hand-overs; 0: not measured
+	counts    counts
 }
 
 // counts are exported as they are.
@@ -261,8 +263,17 @@ func (p *Pool) rebuild() {
 		t.nodes = append(t.nodes, place.Node{Name: m.info.Name, Seed: place.SeedOf(m.info.Name)})
 		m.table, m.at = t, len(t.nodes)-1
 	}
+	p.slotNodes = p.slotNodes[:0]
 	for _, m := range list {
 		m.sync()
+		m.stalePairs = true
+		if m.slot == prefix.None {
+			continue
+		}
+		for len(p.slotNodes) <= int(m.slot) {
+			p.slotNodes = append(p.slotNodes, nil)
+		}
+		p.slotNodes[m.slot] = &m.table.nodes[m.at]
 	}
 }
 

@@ -69,6 +69,9 @@ func newMetrics(r prometheus.Registerer, h *health, d *door, b *bodies, p *pool.
 			Name: "meridian_router_retries_refused_total", Help: "Retries that the budget had no room for.",
 		}),
 	}
+	for _, result := range []string{"won", "lost"} {
+		m.hedges.WithLabelValues(result)
+	}
 	for _, stage := range []string{"ctx", "kv", "gen", "place"} { // there from the start, at 0
 		m.retries.WithLabelValues(stage)
 	}
