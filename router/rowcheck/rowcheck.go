@@ -148,6 +148,14 @@ func (c *Checker) row(s *rows.Static, r *rows.Row, at string) {
 	if k := &r.KV; k.Sampled && k.Free+k.Used != k.Max {
 		c.fault(at, "row %d of %s: %d free and %d used KV blocks are not the %d that there are", r.Seq, s.Node, k.Free, k.Used, k.Max)
 	}
+	for i := range r.Groups {
+		if k := &r.Groups[i]; k.Free+k.Used != k.Max {
+			c.fault(at, "row %d of %s, layers of group %d: %d free and %d used KV blocks are not the %d that there are", r.Seq, s.Node, i, k.Free, k.Used, k.Max)
+		}
+	}
+	if n := r.KV.Violations; n > 0 {
+		c.fault(at, "row %d of %s: its KV blocks did not add up in %d rows so far", r.Seq, s.Node, n)
+	}
 }
 
 // follows: the rows of an iteration lie side by side, one of each rank in order, and iterations rise.

@@ -87,6 +87,7 @@ func TestEachDisagreementIsASentence(t *testing.T) {
 			delete(w.counters, "meridian_num_requests_completed_total")
 		}, "1 new requests and 0 that ended"},
 		{"blocks that leaked", func(w *world) { w.rows[1].KV.Freed = 0 }, "2 KV blocks handed out, 0 freed"},
+		{"rows that the node itself found wrong", func(w *world) { w.rows[1].KV.Violations = 2 }, "did not add up in 2 rows"},
 		{"blocks that are not there", func(w *world) { w.rows[0].KV.Used = 2 }, "7 free and 2 used KV blocks"},
 		{"a change that is missing", func(w *world) { w.rows[0].KV.DAllocNew = 1; w.line.Phases[0].KV = nil; w.line.Phases = nil }, "add up to 1 new KV blocks, the last one says 2"},
 		{"a counter that is off", func(w *world) { w.counters["meridian_iter_output_tokens_total"] = 3 }, "meridian_iter_output_tokens_total of ctx0 is 3, its rows add up to 2"},
