@@ -160,9 +160,19 @@ func (p *Pool) TakePeaks() (device, host Peaks) {
 
 func (p *Pool) peak() { p.peaks.peak(len(p.free)+p.cached.n, p.used+p.leased, p.cached.n) }
 
-// Has tells whether the pool has a tier below the device.
+// Has tells whether the pool, or one of its windows, has a tier below the device.
 func (p *Pool) Has(tier kvevent.Tier) bool {
-	return slices.ContainsFunc(p.below, func(t *below) bool { return t.tier == tier })
+	for _, t := range p.below {
+		if t.tier == tier {
+			return true
+		}
+	}
+	for _, w := range p.windowPools {
+		if w.Has(tier) {
+			return true
+		}
+	}
+	return false
 }
 
 // Conserved is an error with both numbers if blocks were lost or made up.

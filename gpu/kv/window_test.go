@@ -386,3 +386,66 @@ func TestRandomSequencesInWindows(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkAMillionBlocks is what a block costs when a sequence comes, is named and goes, in pools whose million blocks all hold
+// something: of 16,384 prompts of 64 blocks a random one is here, or takes the place of another. It is the same with a window.
+func BenchmarkAMillionBlocks(b *testing.B) {
+	const blocks, prompts, per = 64, 1 << 14, 32
+	for _, bb := range []struct {
+		name   string
+		known  int // prompts that take turns
+		window int
+	}{{"here", prompts, 0}, {"evicting", 2 * prompts, 0}, {"here, with a window", prompts, 512}} {
+		b.Run(bb.name, func(b *testing.B) {
+			p := New(blocks*prompts, per, 1, Events{})
+			if bb.window > 0 {
+				p.AddWindow(bb.window, blocks*prompts, 4096)
+			}
+			toks := make([]int32, blocks*per)
+			run := func(prompt int) {
+				for i := range toks {
+					toks[i] = int32(prompt + i)
+				}
+				g, ok := p.Acquire(Want{Tokens: toks, Limit: len(toks), Total: len(toks)})
+				if !ok {
+					b.Fatal("no room")
+				}
+				p.Publish(g.Prefix, toks, g.Blocks, g.Columns, blocks)
+				p.Release(g.Blocks)
+				p.ReleaseColumns(g.Columns)
+			}
+			for i := range prompts {
+				run(i)
+			}
+			rng := rand.New(rand.NewPCG(1, 1))
+			b.ReportAllocs()
+			for b.Loop() {
+				run(rng.IntN(bb.known))
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/blocks, "ns/block")
+		})
+	}
+}
+
+// BenchmarkSlide is what a decoded token costs in a window: a look, until a block goes out of sight.
+func BenchmarkSlide(b *testing.B) {
+	const context = 1 << 17
+	p := New(1<<12, 32, 1, Events{})
+	p.AddWindow(512, 1<<12, 4096)
+	toks := tokens(32, 1)
+	n, g := context, Grant{}
+	b.ReportAllocs()
+	for b.Loop() {
+		if n == context {
+			p.Release(g.Blocks)
+			p.ReleaseColumns(g.Columns)
+			g, _ = p.Acquire(Want{Tokens: toks, Total: len(toks)})
+			n = len(toks)
+		}
+		n++
+		if !p.GrowColumns(g.Columns, p.Blocks(n)) {
+			b.Fatal("no room")
+		}
+		p.Slide(g.Columns, n)
+	}
+}

@@ -1,6 +1,8 @@
 package stats
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 
 	"meridian.internal/gpu/engine"
@@ -8,18 +10,29 @@ import (
 	"meridian.internal/shared/rows"
 )
 
-// BenchmarkIterated is what making a row of each iteration adds to a step. Where the row goes is in shared/ledger.
+// BenchmarkIterated is what making a row of each iteration, with KV statistics, adds to a step, by the number of groups of layers;
+// how many blocks there are, a million here, does not matter. Where the row goes is in shared/ledger.
 func BenchmarkIterated(b *testing.B) {
-	c, err := New(Options{Interval: 1, Put: func(*rows.Row) {}, Memory: func() rows.Memory { return rows.Memory{} }})
-	if err != nil {
-		b.Fatal(err)
+	for _, groups := range []int{1, 3, 1000} {
+		b.Run(fmt.Sprintf("groups=%d", groups), func(b *testing.B) {
+			it := engine.Iteration{Pool: kv.New(1<<20/groups, 32, 1, kv.Events{}), NewRequests: 1, Completed: 1, OutputTokens: 256}
+			for i := range groups - 1 {
+				it.Pool.AddWindow(32*(i+1), 1<<20/groups, 4096)
+			}
+			it.WindowDecodeBlocks = make([]int, groups-1)
+			c, err := New(Options{
+				Interval: 1, BlockBytes: slices.Repeat([]int{1 << 16}, groups), Put: func(*rows.Row) {}, Memory: func() rows.Memory { return rows.Memory{} },
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+			it.BatchSize, it.DecodeSeqs = 256, 256
+			b.ReportAllocs()
+			for b.Loop() {
+				it.Iter++
+				c.Iterated(&it)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N), "ns/step")
+		})
 	}
-	it := engine.Iteration{Pool: kv.New(1<<20, 32, 1, kv.Events{}), NewRequests: 1, Completed: 1, OutputTokens: 256}
-	it.BatchSize, it.DecodeSeqs = 256, 256
-	b.ReportAllocs()
-	for b.Loop() {
-		it.Iter++
-		c.Iterated(&it)
-	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N), "ns/step")
 }

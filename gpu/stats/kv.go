@@ -1,8 +1,6 @@
 package stats
 
 import (
-	"slices"
-
 	"meridian.internal/gpu/engine"
 	"meridian.internal/gpu/kv"
 	"meridian.internal/shared/kvevent"
@@ -67,7 +65,10 @@ func (l *kvLedger) changed(it *engine.Iteration) bool {
 // sample fills in the KV of a row: that of each group, if there are several, and the sum.
 func (l *kvLedger) sample(it *engine.Iteration, r *rows.Row) {
 	sum := rows.KV{Sampled: true}
-	var groups []rows.KV
+	var groups []rows.KV // the row's own: whoever it is given to may keep it
+	if len(l.groups) > 1 {
+		groups = make([]rows.KV, 0, len(l.groups))
+	}
 	bytes := l.bytes[len(l.bytes)-len(l.groups):]
 	for i, p := range l.look(it) {
 		s := p.Stats()
@@ -151,7 +152,7 @@ func loadedTiers(s *rows.Sums, it *engine.Iteration) {
 		to   *rows.Int
 		n    int
 	}{{kvevent.Host, &s.CachedHost, it.CachedHost}, {kvevent.Disk, &s.CachedDisk, it.CachedDisk}} {
-		if it.Pool != nil && (it.Pool.Has(t.tier) || slices.ContainsFunc(it.Pool.Windows(), func(w *kv.Pool) bool { return w.Has(t.tier) })) {
+		if it.Pool != nil && it.Pool.Has(t.tier) {
 			*t.to = rows.Some(t.to.V + int64(t.n))
 		}
 	}

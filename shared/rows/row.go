@@ -17,6 +17,13 @@ type Int struct {
 // Some is a known number.
 func Some[T int | int32 | int64](v T) Int { return Int{int64(v), true} }
 
+// add adds a number if it is known.
+func (n *Int) add(m Int) {
+	if m.OK {
+		n.V, n.OK = n.V+m.V, true
+	}
+}
+
 // Span is a duration in ns that may be unknown; JSON has it in milliseconds.
 type Span struct {
 	NS int64
@@ -166,23 +173,29 @@ func (k *KV) Sum(groups []KV) {
 	k.Max, k.Free, k.Used, k.Evictable = 0, 0, 0, 0
 	for i := range groups {
 		g := &groups[i]
-		for _, n := range []struct{ to, from *int64 }{
-			{&k.Max, &g.Max}, {&k.Free, &g.Free}, {&k.Used, &g.Used}, {&k.Evictable, &g.Evictable},
-			{&k.DAllocTotal, &g.DAllocTotal}, {&k.DAllocNew, &g.DAllocNew}, {&k.DReused, &g.DReused}, {&k.DMissed, &g.DMissed},
-			{&k.DGenAlloc, &g.DGenAlloc}, {&k.DFullReused, &g.DFullReused}, {&k.DPartialReused, &g.DPartialReused},
-		} {
-			*n.to += *n.from
-		}
-		for _, n := range []struct{ to, from *Int }{
-			{&k.SecondaryMax, &g.SecondaryMax}, {&k.SecondaryFree, &g.SecondaryFree}, {&k.SecondaryUsed, &g.SecondaryUsed},
-			{&k.SecondaryEvictable, &g.SecondaryEvictable}, {&k.OnboardBlocks, &g.OnboardBlocks}, {&k.OnboardBytes, &g.OnboardBytes},
-			{&k.OffloadBlocks, &g.OffloadBlocks}, {&k.OffloadBytes, &g.OffloadBytes}, {&k.HostDropped, &g.HostDropped},
-			{&k.HostDroppedBytes, &g.HostDroppedBytes}, {&k.IntraCopyBlocks, &g.IntraCopyBlocks}, {&k.IntraCopyBytes, &g.IntraCopyBytes},
-		} {
-			if n.from.OK {
-				*n.to = Int{n.to.V + n.from.V, true}
-			}
-		}
+		k.Max += g.Max
+		k.Free += g.Free
+		k.Used += g.Used
+		k.Evictable += g.Evictable
+		k.DAllocTotal += g.DAllocTotal
+		k.DAllocNew += g.DAllocNew
+		k.DReused += g.DReused
+		k.DMissed += g.DMissed
+		k.DGenAlloc += g.DGenAlloc
+		k.DFullReused += g.DFullReused
+		k.DPartialReused += g.DPartialReused
+		k.SecondaryMax.add(g.SecondaryMax)
+		k.SecondaryFree.add(g.SecondaryFree)
+		k.SecondaryUsed.add(g.SecondaryUsed)
+		k.SecondaryEvictable.add(g.SecondaryEvictable)
+		k.OnboardBlocks.add(g.OnboardBlocks)
+		k.OnboardBytes.add(g.OnboardBytes)
+		k.OffloadBlocks.add(g.OffloadBlocks)
+		k.OffloadBytes.add(g.OffloadBytes)
+		k.HostDropped.add(g.HostDropped)
+		k.HostDroppedBytes.add(g.HostDroppedBytes)
+		k.IntraCopyBlocks.add(g.IntraCopyBlocks)
+		k.IntraCopyBytes.add(g.IntraCopyBytes)
 	}
 	k.DHitRate = RatioOf(k.DReused, k.DReused+k.DMissed)
 }
