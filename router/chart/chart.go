@@ -54,7 +54,7 @@ var groups = [...]struct {
 	color color.RGBA
 	spans string
 }{
-	{"router", color.RGBA{0x5f, 0xaf, 0xff, 0xff}, " router_receive router_queue router_place retry resume gen_prepare ctx_prepare prepare relay "},
+	{"router", color.RGBA{0x5f, 0xaf, 0xff, 0xff}, " router_receive router_queue router_place retry ctx_retry resume gen_prepare ctx_prepare prepare relay "},
 	{"network", color.RGBA{0x9a, 0x9a, 0x9a, 0xff}, " gen_dispatch gen_headers_return ctx_dispatch ctx_return dispatch return_network leg gen_leg ctx_leg remote "},
 	{"admission", color.RGBA{0x87, 0xd7, 0x87, 0xff}, " gen_parse gen_admit kv_open ctx_parse ctx_admit parse admit "},
 	{"queue", color.RGBA{0xd7, 0x5f, 0x5f, 0xff}, " ctx_queue queue device_queue "},

@@ -11,7 +11,7 @@ import (
 
 // spanColumns are the columns of spans, in the order of a request; a span that occurs several times is summed.
 var spanColumns = []string{
-	"router_receive", "router_queue", "router_place", "retry", "gen_prepare", "gen_leg", "gen_dispatch", "gen_parse", "gen_admit", "kv_open", "gen_headers_return", "ctx_prepare", "remote", "ctx_leg", "ctx_dispatch",
+	"router_receive", "router_queue", "router_place", "retry", "gen_prepare", "gen_leg", "gen_dispatch", "gen_parse", "gen_admit", "kv_open", "gen_headers_return", "ctx_retry", "ctx_prepare", "remote", "ctx_leg", "ctx_dispatch",
 	"ctx_parse", "ctx_admit", "ctx_queue", "prepare", "leg", "dispatch", "parse", "kv_fetch", "admit", "queue", "device_queue", "prefill", "prefill_wait", "prefill_sample", "prefill_sync", "ctx_emit", "ctx_return",
 	"kv_handover", "gen_start", "gen_emit", "emit", "return_network", "relay", "decode", "resume", "finish",
 }

@@ -136,7 +136,7 @@ func kind(s timeline.Span) colour {
 		return grey
 	case s.Name == "decode":
 		return teal
-	case strings.HasPrefix(s.Name, "router") || s.Name == "relay" || s.Name == "finish" || s.Name == "retry":
+	case strings.HasPrefix(s.Name, "router") || s.Name == "relay" || s.Name == "finish" || s.Name == "retry" || s.Name == "ctx_retry":
 		return blue
 	}
 	return green
