@@ -16,6 +16,8 @@ const (
 	Renewed EventKind = "renewed" // nothing but load and seq changed
 	Lost    EventKind = "lost"    // its lease ended without a word
 	Left    EventKind = "left"    // it removed its entry
+
+	contested EventKind = "contested" // two living processes have the name, and this one is not taken for it; told once
 )
 
 // Event is one change of the membership.
@@ -29,6 +31,9 @@ type Entry struct {
 	Info  Info
 	Seen  time.Time // when its last renewal arrived here; carries the monotonic reading
 	Alive bool      // its lease holds
+
+	before    []string // instances of processes that had the name before, newest last
+	contested bool     // one of them still renews
 }
 
 const (
@@ -38,6 +43,7 @@ const (
 	// comeback is what processes get to reach the bus again after it was silent.
 	comeback   = 5 * time.Second
 	forgetDead = time.Minute
+	maxBefore  = 8 // processes remembered per name
 )
 
 // members is the state of a registry: updates in, events out. It has no clock and no goroutine.
@@ -74,15 +80,34 @@ func (m *members) put(key string, info Info, now time.Time) (Event, bool) {
 		e = &Entry{}
 		m.entries[key] = e
 	}
+	is, was, before := info.Instance(), e.Info.Instance(), e.before
+	if e.Alive && slices.Contains(e.before, is) && !prevails(info, e.Info) {
+		told := e.contested
+		e.contested = true
+		return Event{contested, info}, !told
+	}
+	if known && is != was {
+		before = append(slices.DeleteFunc(slices.Clone(before), func(o string) bool { return o == is }), was)
+		before = before[max(0, len(before)-maxBefore):]
+	}
 	kind := Renewed
 	switch {
-	case !known || !e.Alive || e.Info.Instance() != info.Instance():
+	case !known || !e.Alive || is != was:
 		kind = Joined
 	case differs(e.Info, info):
 		kind = Changed
 	}
-	*e = Entry{Info: info, Seen: now, Alive: true}
+	*e = Entry{Info: info, Seen: now, Alive: true, before: before, contested: e.contested && e.Alive}
 	return Event{kind, info}, true
+}
+
+// prevails tells whether a process that renews after another took its name keeps it. Who watches must come to the same answer
+// in whatever order they heard of the two. A process that is restarted has no rival: the one before is silent.
+func prevails(rival, holder Info) bool {
+	if ready := rival.State == Ready; ready != (holder.State == Ready) {
+		return ready
+	}
+	return rival.Instance() > holder.Instance()
 }
 
 func differs(a, b Info) bool {

@@ -12,7 +12,7 @@ import (
 // step is one thing that happens to a registry, and the events that it causes.
 type step struct {
 	atMS int
-	do   string // put NAME SEQ | put2 NAME SEQ (another process) | beats (of others since then) | drain NAME SEQ | del NAME | tick
+	do   string // put NAME SEQ | put2 NAME SEQ (another process) | beats (of others since then) | drain NAME SEQ | drain2 NAME SEQ | del NAME | tick
 	want string
 }
 
@@ -43,6 +43,18 @@ func TestMembers(t *testing.T) {
 		{"an old value that is told again renews nothing", []step{
 			{0, "put a 1", "joined a"}, {0, "put w 1", "joined w"}, {600, "put w 2", "renewed w"}, {1200, "put w 3", "renewed w"},
 			{1501, "tick", "lost a"}, {1502, "put a 1", ""}, {1503, "tick", ""},
+		}},
+		{"of two processes that have one name the same one stays, whoever came first", []step{
+			{0, "put2 a 1", "joined a"}, {100, "put a 1", "joined a"}, {500, "put2 a 2", "joined a"}, {600, "put a 2", "contested a"},
+			{1000, "put2 a 3", "renewed a"}, {1100, "put a 3", ""}, {1500, "put2 a 4", "renewed a"},
+		}},
+		{"the other one has the name when that one is gone", []step{
+			{0, "put a 1", "joined a"}, {100, "put2 a 1", "joined a"}, {500, "put a 2", "contested a"}, {1000, "put a 3", ""},
+			{1500, "put a 4", ""}, {1601, "tick", "lost a"}, {2000, "put a 5", "joined a"}, {2500, "put a 6", "renewed a"},
+		}},
+		{"one that drains gives the name to its successor", []step{
+			{0, "put2 a 1", "joined a"}, {400, "drain2 a 2", "changed a"}, {500, "put a 1", "joined a"}, {900, "drain2 a 3", "contested a"},
+			{1000, "put a 2", "renewed a"}, {1400, "del a", "left a"}, {1500, "put a 3", "joined a"},
 		}},
 		{"deleting what is not known is nothing", []step{{0, "del a", ""}}},
 	}
@@ -81,8 +93,11 @@ func eventsOf(t *testing.T, m *members, do string, now time.Time) string {
 	case "put2":
 		info.ClockID = clock.MakeID(1, 2)
 		add(m.put(name, info, now))
-	case "drain":
+	case "drain", "drain2":
 		info.State = Draining
+		if verb == "drain2" {
+			info.ClockID = clock.MakeID(1, 2)
+		}
 		add(m.put(name, info, now))
 	case "del":
 		add(m.remove(name, now))

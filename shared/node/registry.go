@@ -134,7 +134,11 @@ func (r *Registry) update(u jetstream.KeyValueEntry) {
 	r.mu.Lock()
 	ev, fresh := r.m.put(u.Key(), info, time.Now())
 	r.mu.Unlock()
-	if fresh {
+	switch {
+	case !fresh:
+	case ev.Kind == contested:
+		r.log.Warn("two processes have one name: this one is ignored", "key", u.Key(), "url", info.URL, "clock", info.ClockID)
+	default:
 		r.onEvent(ev)
 	}
 }
