@@ -77,6 +77,7 @@ func (p *Profiler) Start(ctx context.Context, r rows.ProfileRequest, loop Loop) 
 	if err != nil {
 		return rows.ProfileWindow{}, err
 	}
+	acts = p.own(acts)
 	dir := r.OutputDir
 	if dir == "" {
 		dir = p.o.Dir
@@ -116,6 +117,14 @@ func (p *Profiler) Start(ctx context.Context, r rows.ProfileRequest, loop Loop) 
 		return rows.ProfileWindow{}, fmt.Errorf("schedule a profile: %w", err)
 	}
 	return granted, nil
+}
+
+// own leaves out what is not of this rank: the process has one CPU profile at a time, rank 0's.
+func (p *Profiler) own(acts []string) []string {
+	if p.o.Rank == 0 {
+		return acts
+	}
+	return slices.DeleteFunc(acts, func(a string) bool { return a == CPU })
 }
 
 func (p *Profiler) claim(dir string) error {
@@ -243,10 +252,7 @@ func (p *Profiler) planned(iter int64) {
 			p.o.Logger.Warn("profile skipped: another window is open", "first", r.First, "last", r.Last)
 			continue
 		}
-		acts := []string{CPU, GPU}
-		if p.o.Rank > 0 { // the process has one CPU profile at a time: rank 0's
-			acts = acts[1:]
-		}
+		acts := p.own([]string{CPU, GPU})
 		f, err := createFiles(p.o.Dir, p.o.Rank, acts)
 		if err != nil {
 			p.o.Logger.Warn("profile skipped", "first", r.First, "last", r.Last, "error", err)

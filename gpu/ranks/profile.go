@@ -2,9 +2,7 @@ package ranks
 
 import (
 	"context"
-	"slices"
 
-	"meridian.internal/gpu/profile"
 	"meridian.internal/shared/rows"
 )
 
@@ -12,12 +10,8 @@ import (
 // has one CPU profile: rank 0's.
 func (g *Group) StartProfile(ctx context.Context, r rows.ProfileRequest) (rows.ProfileWindow, error) {
 	w, err := g.engines[0].StartProfile(ctx, r)
-	if err != nil || len(g.engines) == 1 {
+	if err != nil {
 		return w, err
-	}
-	r.Activities = slices.DeleteFunc(slices.Clone(w.Activities), func(a string) bool { return a == profile.CPU })
-	if len(r.Activities) == 0 {
-		return w, nil
 	}
 	for _, e := range g.engines[1:] {
 		other, err := e.StartProfile(ctx, r)
