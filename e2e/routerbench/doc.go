@@ -5,5 +5,5 @@
 //
 // Worker and load generator speak HTTP/1.1 by hand over bare connections: they share the processors with the subject, and
 // what they cost makes every ratio smaller. The package knows the public API and the workers' protocol; it starts the
-// router as a process and reads its costs from /proc.
+// router as a process and reads its costs from /proc. One load against one other subject (Plan.Only, Plan.Against) takes seconds.
 package routerbench
