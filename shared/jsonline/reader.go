@@ -66,12 +66,11 @@ func (r *Reader) Fail(want string) {
 // peek skips white space and returns the next byte, 0 at the end.
 func (r *Reader) peek() byte {
 	for r.i < len(r.s) {
-		switch c := r.s[r.i]; c {
-		case ' ', '\n', '\t', '\r':
-			r.i++
-		default:
+		c := r.s[r.i]
+		if c > ' ' || (c != ' ' && c != '\n' && c != '\t' && c != '\r') {
 			return c
 		}
+		r.i++
 	}
 	return 0
 }

@@ -22,9 +22,9 @@ func (w *Writer) sep() {
 // Key writes a key and its colon.
 func (w *Writer) Key(k string) {
 	w.sep()
-	w.B = append(w.B, '"')
-	w.B = append(w.B, k...)
-	w.B = append(w.B, '"', ':')
+	b := append(w.B, '"') // a local stays in registers
+	b = append(b, k...)
+	w.B = append(b, '"', ':')
 }
 
 // Open begins an object or array: '{' or '['.

@@ -2,6 +2,7 @@ package phase
 
 import (
 	"fmt"
+	"unsafe"
 
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
@@ -9,10 +10,10 @@ import (
 )
 
 // Parse reads one record. Unknown members are skipped: additions to the schema do not break old readers. Errors are
-// ErrBadRecord and ErrSchema.
+// ErrBadRecord and ErrSchema. The record's strings share memory with b, which must not change any more.
 func Parse(b []byte) (*Record, error) {
 	rec := new(Record)
-	r := jsonline.NewReader(string(b))
+	r := jsonline.NewReader(unsafe.String(unsafe.SliceData(b), len(b))) // a copy would be a third of what parsing allocates
 	if r.Object() {
 		for key, ok := r.Key(); ok; key, ok = r.Key() {
 			if !parseIdentity(r, key, rec) && !parseBody(r, key, rec) {
