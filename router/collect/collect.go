@@ -73,6 +73,8 @@ type Collector struct {
 	due     queue // requests with a deadline, in its order: every deadline is the same time away
 	written *ring
 	unacked []ack // of lines that are in the writers' memory
+	merger  timeline.Merger
+	line    []byte // the newest line, in memory that is used again
 	failing bool
 	amend   []*writtenLine // amendments that could not be written yet
 	ending  bool           // the files are being closed

@@ -57,32 +57,42 @@ func (c *Collector) consumeOnce(ctx context.Context, router string) error {
 	return c.pull(ctx, cons, "")
 }
 
-// pull brings the records of a consumer into Run until ctx ends. adopted is as in message.
+// pull brings the records of a consumer into Run until ctx ends. adopted is as in message. When it returns, nothing more is
+// delivered.
 func (c *Collector) pull(ctx context.Context, cons jetstream.Consumer, adopted string) error {
-	iter, err := cons.Messages(jetstream.PullMaxMessages(pullBatch), jetstream.PullHeartbeat(2*time.Second), jetstream.PullExpiry(10*time.Second))
+	known := words{}
+	failed := make(chan error, 1) // the first error since the last attempt
+	pulling, err := cons.Consume(func(msg jetstream.Msg) { c.deliver(ctx, msg, adopted, known) },
+		jetstream.PullMaxMessages(pullBatch), jetstream.PullHeartbeat(2*time.Second), jetstream.PullExpiry(10*time.Second),
+		jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
+			if errors.Is(err, jetstream.ErrNoHeartbeat) {
+				return // the server is away; the client asks again
+			}
+			select {
+			case failed <- err:
+			default:
+			}
+		}))
 	if err != nil {
 		return fmt.Errorf("pull records: %w", err)
 	}
-	stop := context.AfterFunc(ctx, iter.Stop)
+	closed := pulling.Closed()
+	stop := context.AfterFunc(ctx, pulling.Stop)
 	defer stop()
-	defer iter.Stop()
-	known := words{}
-	for {
-		msg, err := iter.Next()
-		if errors.Is(err, jetstream.ErrNoHeartbeat) {
-			continue // the server is away; the iterator asks again
-		}
-		if err != nil {
-			return fmt.Errorf("pull records: %w", err)
-		}
-		if !c.deliver(ctx, msg, adopted, known) {
-			return ctx.Err()
-		}
+	<-closed
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
+	select {
+	case err = <-failed:
+	default:
+		err = jetstream.ErrMsgIteratorClosed
+	}
+	return fmt.Errorf("pull records: %w", err)
 }
 
 // deliver parses a message here, off Run's goroutine. What cannot be read is never asked for again.
-func (c *Collector) deliver(ctx context.Context, msg jetstream.Msg, adopted string, known words) bool {
+func (c *Collector) deliver(ctx context.Context, msg jetstream.Msg, adopted string, known words) {
 	m := message{ack: newStreamAck(c.o.Conn.NATS(), msg), adopted: adopted}
 	var err error
 	if msg.Headers().Get(bus.HeaderKind) == bus.KindSteps {
@@ -99,15 +109,13 @@ func (c *Collector) deliver(ctx context.Context, msg jetstream.Msg, adopted stri
 		if err := msg.Term(); err != nil {
 			c.metrics.ackErrors.Inc()
 		}
-		return true
+		return
 	}
 	if m.rec != nil {
 		known.detach(m.rec)
 	}
 	select {
 	case c.in <- m:
-		return true
-	case <-ctx.Done():
-		return false
+	case <-ctx.Done(): // not acknowledged: it comes again
 	}
 }

@@ -1,6 +1,7 @@
 package collect
 
 import (
+	"bytes"
 	"errors"
 	"strings"
 	"time"
@@ -129,7 +130,7 @@ func (c *Collector) write(r *request) {
 		c.unacked = append(c.unacked, r.acks...)
 		return
 	}
-	l := timeline.Merge(r.parts, c.o.Clocks)
+	l := c.merger.Merge(r.parts, c.o.Clocks)
 	if !c.emit(c.lines, l, r.acks) {
 		return
 	}
@@ -169,7 +170,7 @@ func (c *Collector) late(w *writtenLine, m message, key timeline.Key) {
 // writeAmendment appends the newest line of a request to the amendments. What cannot be written is tried again with every
 // flush; until then nothing of it is acknowledged, and a copy of it waits too.
 func (c *Collector) writeAmendment(w *writtenLine) {
-	l := timeline.Merge(w.rest.parts, c.o.Clocks)
+	l := c.merger.Merge(w.rest.parts, c.o.Clocks)
 	l.Amends = true
 	if !c.emit(c.amends, l, w.rest.acks) {
 		if !w.waits {
@@ -199,7 +200,8 @@ func (c *Collector) retryAmendments() {
 
 // emit appends a line to a file's memory and shows it to readers.
 func (c *Collector) emit(to *jsonl.Writer, l *timeline.Line, acks []ack) bool {
-	line := timeline.Append(make([]byte, 0, usualLine), l) // readers keep it
+	c.line = timeline.Append(c.line[:0], l)
+	line := bytes.Clone(c.line) // readers keep it
 	at, err := to.Append(line)
 	if errors.Is(err, jsonl.ErrFull) {
 		c.flush()
@@ -223,10 +225,7 @@ func (c *Collector) emit(to *jsonl.Writer, l *timeline.Line, acks []ack) bool {
 	return true
 }
 
-const (
-	flushBytes = 256 << 10
-	usualLine  = 4 << 10 // a line without steps fits
-)
+const flushBytes = 256 << 10
 
 // flush writes the waiting lines, then acknowledges their records: in this order, or a crash would lose them.
 func (c *Collector) flush() {

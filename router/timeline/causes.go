@@ -2,6 +2,7 @@ package timeline
 
 import (
 	"fmt"
+	"slices"
 
 	"meridian.internal/clocksync/closure"
 	"meridian.internal/shared/phase"
@@ -56,7 +57,7 @@ func (e end) boundNow() int64 { return e.src.est.BoundNS() + e.grew() }
 
 // link finds the causes of every router's record.
 func (m *merger) link() {
-	m.links = make([]link, 0, len(causes))
+	m.links = slices.Grow(m.links, len(causes))
 	for _, s := range m.sources {
 		r := s.Record
 		if r.Role != phase.Disagg {

@@ -28,15 +28,30 @@ func KeyOf(r *phase.Record) Key { return Key{r.Role, r.Node, r.Sub, r.Attempt} }
 
 // Merge makes the line of one request from its records, in whatever order and however often they came. It needs at least
 // one. The records are only read.
-func Merge(parts []Part, c Clocks) *Line {
+func Merge(parts []Part, c Clocks) *Line { return new(Merger).Merge(parts, c) }
+
+// Merger merges one request after the other, in the same memory. The zero value is ready; it belongs to one goroutine.
+type Merger struct {
+	sources []source
+	order   []*source
+	links   []link
+}
+
+// Merge is as the function.
+func (w *Merger) Merge(parts []Part, c Clocks) *Line {
 	parts = sortParts(parts)
-	m := merger{line: &Line{Schema: Schema}, wall: c.Wall}
+	w.sources = slices.Grow(w.sources[:0], len(parts))
+	sources := w.sources[:len(parts)]
+	m := merger{line: &Line{Schema: Schema}, wall: c.Wall, sources: w.order[:0], links: w.links[:0]}
+	defer func() {
+		clear(sources) // lets go of the records
+		w.order, w.links = m.sources, m.links
+	}()
 	router := routerRecord(parts)
 	ref := c.Reference
 	if router != nil {
 		ref = router.Instance
 	}
-	sources := make([]source, len(parts))
 	for i := range sources {
 		sources[i].Part = parts[i]
 		sources[i].choose(c, ref)

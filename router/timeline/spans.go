@@ -99,7 +99,8 @@ func (m *merger) span(name string, from, to end) {
 		sp.Node = m.way(from.src.Record.Node, to.src.Record.Node)
 		sp.BoundNS = from.bound + to.bound
 		if m.line.MaxBoundNS == nil || sp.BoundNS > *m.line.MaxBoundNS {
-			m.line.MaxBoundNS = &sp.BoundNS
+			bound := sp.BoundNS // of its own: sp itself stays off the heap
+			m.line.MaxBoundNS = &bound
 		}
 	}
 	if sp.DurNS < 0 {
