@@ -9,7 +9,7 @@ COMMANDS := ./router/cmd/router ./router/cmd/timeline ./ctxnode/cmd/ctxnode ./ge
             ./clocksync/cmd/clocksync ./e2e/cmd/localcluster ./e2e/cmd/loadgen ./e2e/cmd/tailbench ./gpu/cmd/randmodel
 # Packages whose tests run under the race detector: those in which goroutines meet.
 RACE     := ./shared/... ./clocksync/service/... ./clocksync/track/... ./clocksync/respond/... ./clocksync/probe/... \
-            ./clocksync/kernel/... ./clocksync/estimate/... ./clocksync/utc/... ./gpu/engine/... ./gpu/kvwire/... ./gpu/kv/... ./gpu/sched/... ./gpu/sim/... \
+            ./clocksync/kernel/... ./clocksync/estimate/... ./clocksync/utc/... ./gpu/engine/... ./gpu/ranks/... ./gpu/collective/... ./gpu/pipeline/... ./gpu/kvwire/... ./gpu/kv/... ./gpu/sched/... ./gpu/sim/... \
             ./ctxnode/... ./gennode/... ./router/...
 
 # Static binaries: no C compiler, and images from scratch.

@@ -40,6 +40,7 @@ type Info struct {
 	KVBlocks       int      // of the layers that see everything; without such layers blocks of no bytes, by which prefixes are known
 	Windows        []Window // the other layers; nil: there are none, or the device keeps their KV like that of all
 	MaxSlots       int
+	Stages         int    // that run different steps at the same time; 0: one
 	Numerics       string // equal ids promise equal bits for equal inputs
 	DeviceClock    string // clock of Stamps: "mono" (the process's steady clock) or "gpu"
 }
@@ -126,7 +127,8 @@ type Step struct {
 	Outputs []Output  // one per entry, in the order of the batch
 	Hidden  []float32 // output of a stage that does not end at the last layer
 	Stamps  Stamps
-	Err     error // the device failed; outputs are not valid
+	Stages  []Stamps // of each stage of a pipeline; nil: there is one
+	Err     error    // the device failed; outputs are not valid
 	done    chan struct{}
 }
 

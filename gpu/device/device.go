@@ -13,6 +13,7 @@ import (
 	"meridian.internal/gpu/engine"
 	"meridian.internal/gpu/kvwire"
 	"meridian.internal/gpu/model"
+	"meridian.internal/gpu/pipeline"
 	"meridian.internal/gpu/profile"
 	"meridian.internal/gpu/ranks"
 	"meridian.internal/gpu/sim"
@@ -106,36 +107,65 @@ func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) 
 	return d, nil
 }
 
-func openBackend(o Options, m *model.Model, room room, now func() int64) (b backend.Backend, cardClock func() (clock.Estimate, bool), err error) {
-	if o.Device == "sim" {
-		c := o.Sim
-		b, err = sim.New(sim.Config{
-			ModelHash: "sim-" + m.Hash, Layers: m.Config.Layers, KVHeads: m.Config.KVHeads, HeadSize: m.Config.HeadSize,
-			Vocab: m.Config.Vocab, ContextLen: m.Config.ContextLen, TokensPerBlock: o.TokensPerBlock, KVBlocks: room.blocks,
-			Windows: m.Config.Windows, WindowBlocks: room.windowBlocks, MaxSlots: o.MaxBatchSize, Shallow: c.Shallow, Now: now,
-			Cost: sim.Cost{
-				Step: float64(c.Step), PrefillToken: float64(c.PrefillToken), Decode: float64(c.Decode),
-				KVToken: float64(c.KVToken), CopyByte: c.CopyByte,
-			},
-		})
-		return b, nil, err
-	}
+// openBackend opens the device of a rank: one, or a pipeline of one for each stage.
+func openBackend(o Options, m *model.Model, room room, now func() int64) (backend.Backend, func() (clock.Estimate, bool), error) {
 	if o.Device == "cuda" {
 		return openCUDA(o, m, room.blocks, now)
 	}
-	b, err = cpu.New(m, cpu.Options{
-		TokensPerBlock: o.TokensPerBlock, KVBlocks: room.blocks, WindowBlocks: room.windowBlocks, MaxSlots: o.MaxBatchSize,
-		Threads: o.threads(), Now: now,
-	})
-	return b, nil, err
+	if o.PP == 1 {
+		b, err := openStage(o, m, room, now, backend.Stage{End: m.Config.Layers})
+		return b, nil, err
+	}
+	if o.PP > m.Config.Layers {
+		return nil, nil, fmt.Errorf("--pp %d: the model has %d layers", o.PP, m.Config.Layers)
+	}
+	var stages []backend.Backend
+	fail := func(err error) (backend.Backend, func() (clock.Estimate, bool), error) {
+		for _, b := range stages {
+			err = errors.Join(err, b.Close())
+		}
+		return nil, nil, fmt.Errorf("--pp %d: %w", o.PP, err)
+	}
+	for i := range o.PP {
+		b, err := openStage(o, m, room, now, backend.Stage{First: m.Config.Layers * i / o.PP, End: m.Config.Layers * (i + 1) / o.PP})
+		if err != nil {
+			return fail(err)
+		}
+		stages = append(stages, b)
+	}
+	p, err := pipeline.New(stages...)
+	if err != nil {
+		return fail(err)
+	}
+	return p, nil, nil
 }
 
-// threads is the number of goroutines of each rank on the cpu device.
+// openStage opens a device that owns some of the layers. Simulated, it takes its part of the time.
+func openStage(o Options, m *model.Model, room room, now func() int64, st backend.Stage) (backend.Backend, error) {
+	if o.Device == "sim" {
+		c, part := o.Sim, float64(st.End-st.First)/float64(m.Config.Layers)
+		return sim.New(sim.Config{
+			ModelHash: "sim-" + m.Hash, Layers: m.Config.Layers, Stage: st, KVHeads: m.Config.KVHeads, HeadSize: m.Config.HeadSize,
+			Vocab: m.Config.Vocab, ContextLen: m.Config.ContextLen, TokensPerBlock: o.TokensPerBlock, KVBlocks: room.blocks,
+			Windows: m.Config.Windows, WindowBlocks: room.windowBlocks, MaxSlots: o.MaxBatchSize, Shallow: c.Shallow, Now: now,
+			Cost: sim.Cost{
+				Step: part * float64(c.Step), PrefillToken: part * float64(c.PrefillToken), Decode: part * float64(c.Decode),
+				KVToken: part * float64(c.KVToken), CopyByte: c.CopyByte,
+			},
+		})
+	}
+	return cpu.New(m, cpu.Options{
+		Stage: st, TokensPerBlock: o.TokensPerBlock, KVBlocks: room.blocks, WindowBlocks: room.windowBlocks, MaxSlots: o.MaxBatchSize,
+		Threads: o.threads(), Now: now,
+	})
+}
+
+// threads is the number of goroutines of each stage of each rank on the cpu device.
 func (o *Options) threads() int {
 	if o.Threads > 0 {
 		return o.Threads
 	}
-	return max(1, runtime.GOMAXPROCS(0)/o.Ranks)
+	return max(1, runtime.GOMAXPROCS(0)/(o.Ranks*o.PP))
 }
 
 // Close frees the device. The engine must have ended.

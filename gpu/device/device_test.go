@@ -30,7 +30,7 @@ func TestOptionsThatCannotBeAreRefusedByName(t *testing.T) {
 		edit func(*Options)
 	}{
 		{"--ranks 65: must be at most 64", func(o *Options) { o.Ranks = 65 }},
-		{"--pp 2: not available", func(o *Options) { o.PP = 2 }},
+		{"--pp 99: the model has", func(o *Options) { o.PP = 99 }},
 		{"--kv-host-memory 1024 keeps blocks for reuse", func(o *Options) { o.KVHostMemory, o.PrefixReuse = 1024, false }},
 		{"--device cuda: not available", func(o *Options) { o.Device = "cuda" }},
 		{"--ranks 0: must be at least 1", func(o *Options) { o.Ranks = 0 }},

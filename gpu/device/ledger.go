@@ -35,7 +35,7 @@ func (d *Device) Static(node, clockID string) rows.Static {
 	if len(s.Groups) > 0 {
 		s.Window, s.BlockBytes = s.Groups[0].Tokens, s.Groups[0].BlockBytes
 	}
-	if cfg.Overlap {
+	if cfg.Overlap || d.Info.Stages > 1 {
 		s.Mode = "overlap"
 	}
 	if d.Info.Device == "cuda" {

@@ -23,7 +23,7 @@ type Options struct {
 	Device         string        `help:"What computes: cpu, sim (no arithmetic, a cost model of time) or cuda." enum:"cpu,sim,cuda" default:"cpu"`
 	GPU            int           `help:"Number of the card of --device cuda." default:"0" name:"gpu"`
 	Deterministic  bool          `help:"cuda computes in float32 with sums that do not depend on the batch: equal texts in every batch, at a fraction of the speed."`
-	Threads        int           `help:"Goroutines of the cpu device, of each rank. 0: one a processor, shared by the ranks." default:"0"`
+	Threads        int           `help:"Goroutines of the cpu device, of each stage of each rank. 0: one a processor, shared by them." default:"0"`
 	MaxNumTokens   int           `help:"Tokens of one step; longer prompts are cut into chunks. More: prefill is faster, decode of others waits longer." default:"2048"`
 	MaxBatchSize   int           `help:"Sequences that run at the same time." default:"64"`
 	MaxWaiting     int           `help:"Requests that may wait for a place; more are refused with 503." default:"1024"`
@@ -36,7 +36,7 @@ type Options struct {
 	KVDisk         DirSize       `help:"Folder that keeps KV blocks beyond the life of the node, and how much, such as /var/lib/meridian/kv 100GiB. One node a folder. What another model has left there is discarded." name:"kv-disk" type:"pair" placeholder:"DIR SIZE"`
 	Ranks          int           `help:"Data-parallel ranks: each has a device of its own, its own KV and its own batch, of the sizes given here. cpu and sim." default:"1"`
 	RankDeadline   time.Duration `help:"Time that the slowest rank may come later to an iteration than the first; then it counts as lost." default:"30s"`
-	PP             int           `help:"Pipeline stages." default:"1" name:"pp"`
+	PP             int           `help:"Pipeline stages of each rank: each has a device that owns a part of the layers, and they work on different steps at the same time. cpu and sim." default:"1" name:"pp"`
 	Overlap        bool          `help:"Prepare the next step while the device runs one." default:"true" negatable:""`
 	PrefixReuse    bool          `help:"Reuse the KV of prompts that begin alike." default:"true" negatable:""`
 	Sim            Sim           `embed:"" prefix:"sim-"`
@@ -147,8 +147,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("--ranks %d with --kv-disk %s: %w; one node a folder", o.Ranks, o.KVDisk.Dir, ErrUnavailable)
 	case o.RankDeadline < 0:
 		return fmt.Errorf("--rank-deadline %s: must not be negative", o.RankDeadline)
-	case o.PP > 1:
-		return fmt.Errorf("--pp %d: %w; 1 is", o.PP, ErrUnavailable)
+	case o.PP > 1 && o.Device == "cuda":
+		return fmt.Errorf("--pp %d with --device cuda: %w; 1 is", o.PP, ErrUnavailable)
 	case o.KVHostMemory > 0 && !o.PrefixReuse:
 		return fmt.Errorf("--kv-host-memory %d keeps blocks for reuse, which --no-prefix-reuse forbids: give one of them", o.KVHostMemory)
 	case o.KVDisk.Dir != "" && !o.PrefixReuse:

@@ -160,7 +160,7 @@ func New(cfg Config, b backend.Backend) (*Engine, error) {
 		return nil, err
 	}
 	e.sched = sched.New(sched.Config{
-		MaxBatchSize: cfg.MaxBatchSize, MaxNumTokens: cfg.MaxNumTokens, PrefixReuse: cfg.PrefixReuse, OnAdmit: e.admitted,
+		MaxBatchSize: cfg.MaxBatchSize, MaxNumTokens: cfg.MaxNumTokens, PrefixReuse: cfg.PrefixReuse, MicroBatches: info.Stages, OnAdmit: e.admitted,
 	}, e.pool)
 	if cfg.Profile != nil {
 		o := *cfg.Profile
@@ -180,9 +180,9 @@ func New(cfg Config, b backend.Backend) (*Engine, error) {
 // depth is how many steps may be in flight.
 func (e *Engine) depth() int {
 	if e.cfg.Overlap {
-		return 2
+		return max(2, e.info.Stages)
 	}
-	return 1
+	return max(1, e.info.Stages)
 }
 
 // ahead is how many tokens the steps in flight may hold.

@@ -174,6 +174,7 @@ func (e *Engine) iterated(f *flight, now int64) {
 	}
 	it := &e.interval
 	it.Iter, it.BuiltNS, it.CollectedNS = f.batch.Iter, f.builtNS, now
+	it.MicroBatch = int(f.batch.Iter % int64(max(e.info.Stages, 1)))
 	it.Stamps, it.Err, it.Batch, it.Synthetic = f.step.Stamps, f.step.Err, f.counts, f.synthetic
 	if e.cfg.RequestStates {
 		it.Requests = e.requestStates(it.Requests[:0], f.batch.Iter)

@@ -76,6 +76,9 @@ func (e *Engine) traceEnd(f *flight, now int64) {
 		ForwardStartNS: st.ForwardStartNS, ForwardEndNS: st.ForwardEndNS, SampleEndNS: st.SampleEndNS,
 		BatchSize: len(f.items), KVUsedBlocks: kv.Used + kv.Leased, LayerNS: append([]int64(nil), f.traced.layerNS...),
 	}
+	for _, stage := range f.step.Stages {
+		s.Stages = append(s.Stages, profile.Interval{FromNS: stage.ForwardStartNS, ToNS: stage.ForwardEndNS})
+	}
 	for i := range f.items {
 		if it := &f.items[i]; it.KVLen < it.Seq.Data.(*Sequence).target {
 			s.ContextSeqs++

@@ -43,7 +43,7 @@ type Hello struct {
 func HelloOf(node, clockID string, i backend.Info, ranks int) Hello {
 	h := Hello{
 		Node: node, Clock: clockID, ModelHash: i.ModelHash, Layers: i.Layers, KVHeads: i.KVHeads, HeadSize: i.HeadSize,
-		RoPE: i.RoPE, Numerics: i.Numerics, KVType: i.KVType, TokensPerBlock: i.TokensPerBlock, Ranks: ranks, Stages: 1,
+		RoPE: i.RoPE, Numerics: i.Numerics, KVType: i.KVType, TokensPerBlock: i.TokensPerBlock, Ranks: ranks, Stages: max(i.Stages, 1),
 	}
 	if len(i.Windows) > 0 {
 		h.Windows = make([]int, i.Layers)

@@ -271,6 +271,7 @@ func (p *Profiler) Collected(s Step) {
 	if p.w.holds(s.Iter) {
 		if !slices.Contains(p.acts, GPU) {
 			s.ForwardStartNS, s.ForwardEndNS, s.SampleEndNS = 0, 0, 0
+			clear(s.Stages)
 		}
 		p.rec.step(s)
 	}

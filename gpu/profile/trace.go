@@ -11,8 +11,12 @@ type Step struct {
 	PlanNS, BuiltNS, SubmitNS, CollectNS, EndNS         int64 // host
 	ForwardStartNS, ForwardEndNS, SampleEndNS           int64 // device
 	BatchSize, ContextSeqs, ContextTokens, KVUsedBlocks int
-	LayerNS                                             []int64 // when each layer was written; empty: not asked for
+	Stages                                              []Interval // forward of each stage of a pipeline; nil: there is one
+	LayerNS                                             []int64    // when each layer was written; empty: not asked for
 }
+
+// Interval is a time on the device's timeline.
+type Interval struct{ FromNS, ToNS int64 }
 
 // Life is one request for the trace; 0 is a point that it did not reach.
 type Life struct {
@@ -60,6 +64,9 @@ const (
 	trackForward
 	trackSample
 	trackLayers
+	// Of a pipeline, in which several iterations are on the device at the same time: one for each stage, whose gaps are its
+	// bubbles, then as many for iterations.
+	trackStages
 )
 
 func tracks() map[int]string {
@@ -76,8 +83,10 @@ func appendTrace(b []byte, name string, rank int, r *recording, about string) []
 	b = append(b, "},\"traceEvents\":[\n"...)
 	b = fmt.Appendf(b, `{"ph":"M","pid":%d,"name":"process_name","args":{"name":%q}}`, rank, name+" rank "+strconv.Itoa(rank))
 	for tid := trackEven; tid <= trackLayers; tid++ {
-		b = fmt.Appendf(b, ",\n"+`{"ph":"M","pid":%d,"tid":%d,"name":"thread_name","args":{"name":%q}}`, rank, tid, tracks()[tid])
-		b = fmt.Appendf(b, ",\n"+`{"ph":"M","pid":%d,"tid":%d,"name":"thread_sort_index","args":{"sort_index":%d}}`, rank, tid, tid)
+		b = appendTrack(b, rank, tid, tracks()[tid])
+	}
+	for i, name := range r.pipeline() {
+		b = appendTrack(b, rank, trackStages+i, name)
 	}
 	for i := range r.steps {
 		b = appendStep(b, rank, &r.steps[i])
@@ -88,20 +97,57 @@ func appendTrace(b []byte, name string, rank int, r *recording, about string) []
 	return append(b, "\n]}\n"...)
 }
 
+func appendTrack(b []byte, rank, tid int, name string) []byte {
+	b = fmt.Appendf(b, ",\n"+`{"ph":"M","pid":%d,"tid":%d,"name":"thread_name","args":{"name":%q}}`, rank, tid, name)
+	return fmt.Appendf(b, ",\n"+`{"ph":"M","pid":%d,"tid":%d,"name":"thread_sort_index","args":{"sort_index":%d}}`, rank, tid, tid)
+}
+
+// pipeline names the tracks of a pipeline.
+func (r *recording) pipeline() (names []string) {
+	stages := 0
+	for i := range r.steps {
+		stages = max(stages, len(r.steps[i].Stages))
+	}
+	for i := range stages {
+		names = append(names, "stage "+strconv.Itoa(i))
+	}
+	for i := range stages {
+		names = append(names, "micro-batch "+strconv.Itoa(i))
+	}
+	return names
+}
+
+// appendStages writes a step of a pipeline as far as its tracks are others.
+func appendStages(b []byte, rank int, s *Step, name, args string) []byte {
+	n := len(s.Stages)
+	b = appendSlice(b, slice{rank, trackStages + n + int(s.Iter%int64(n)), name, s.BuiltNS, s.EndNS, args})
+	for i, st := range s.Stages {
+		b = appendSlice(b, slice{rank, trackStages + i, name, st.FromNS, st.ToNS, args})
+	}
+	return b
+}
+
 func appendStep(b []byte, rank int, s *Step) []byte {
 	args := fmt.Sprintf(`{"iter":%d,"batch":%d,"context":%d,"context_tokens":%d,"kv_used_blocks":%d}`, s.Iter, s.BatchSize, s.ContextSeqs, s.ContextTokens, s.KVUsedBlocks)
 	name := "iter " + strconv.FormatInt(s.Iter, 10)
-	b = appendSlice(b, slice{rank, trackEven + int(s.Iter%2), name, s.BuiltNS, s.EndNS, args})
+	if len(s.Stages) > 0 {
+		b = appendStages(b, rank, s, name, args)
+	} else {
+		b = appendSlice(b, slice{rank, trackEven + int(s.Iter%2), name, s.BuiltNS, s.EndNS, args})
+	}
 	iter := fmt.Sprintf(`{"iter":%d}`, s.Iter)
 	for _, part := range []slice{
 		{rank, trackPlan, "schedule", s.PlanNS, s.BuiltNS, iter},
 		{rank, trackLaunch, "launch", s.BuiltNS, s.SubmitNS, iter},
 		{rank, trackPlan, "update", s.CollectNS, s.EndNS, iter},
-		{rank, trackForward, "forward " + name, s.ForwardStartNS, s.ForwardEndNS, args},
 		{rank, trackSample, "sample " + name, s.ForwardEndNS, s.SampleEndNS, iter},
 	} {
 		b = appendSlice(b, part)
 	}
+	if len(s.Stages) > 0 {
+		return b
+	}
+	b = appendSlice(b, slice{rank, trackForward, "forward " + name, s.ForwardStartNS, s.ForwardEndNS, args})
 	from := s.ForwardStartNS
 	for i, to := range s.LayerNS {
 		if s.ForwardEndNS != 0 { // the host sees that a layer is written, at times after the device has gone on

@@ -69,7 +69,7 @@ type member struct {
 	rank      int
 	collector *stats.Collector // nil: no rows
 	rows      []rows.Row       // made, and not told yet
-	measured  bool             // one of them is of work
+	measured  bool             // one of them is of work, or counts some
 	end       engine.Iteration // how things were when the engine ended
 	carried   bool             // and whether there were counts that no row has told
 }
@@ -77,7 +77,7 @@ type member struct {
 // put takes a row from the collector.
 func (m *member) put(r *rows.Row) {
 	m.rows = append(m.rows, *r)
-	m.measured = m.measured || !r.Synthetic
+	m.measured = m.measured || !r.Synthetic || stats.Counts(r)
 }
 
 func (m *member) unsaid(it *engine.Iteration) bool {
@@ -115,16 +115,22 @@ func (m *member) hear(words []engine.Word, it *engine.Iteration) {
 
 // flush tells what is left when all engines have ended, without another round.
 func (g *Group) flush() {
-	carried := false
+	carried, last := false, int64(0)
 	for _, m := range g.members {
-		carried = carried || m.carried
+		carried, last = carried || m.carried, max(last, m.end.Iter)
 		g.align(m.rows)
 		m.rows = nil
+	}
+	if g.aligner != nil {
+		for _, r := range g.aligner.Missing() {
+			g.align([]rows.Row{*r})
+		}
 	}
 	if !carried {
 		return
 	}
 	for _, m := range g.members {
+		m.end.Iter = last // they may have ended an iteration apart
 		m.collector.Drain(&m.end)
 	}
 	for _, m := range g.members {

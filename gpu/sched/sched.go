@@ -20,6 +20,9 @@ import (
 type Config struct {
 	MaxBatchSize int // sequences with a slot
 	MaxNumTokens int // query tokens of a step; at least MaxBatchSize, so that every decode fits
+	// MicroBatches is how many steps are in flight at the same time and share the sequences that decode: each of them is in
+	// one at a time, and a step takes its part of them. 0 or 1: a step takes all.
+	MicroBatches int
 	PrefixReuse  bool
 	// OnAdmit is told when a sequence gets its slot and blocks; nil: nobody is.
 	OnAdmit func(*Seq)
@@ -148,11 +151,13 @@ func (s *Scheduler) Next(dst []Item) (items []Item, preempted []*Seq) {
 	s.preempted = s.preempted[:0]
 	s.step++
 	budget := s.cfg.MaxNumTokens
+	share := s.share()
 	for i := 0; i < len(s.running); { // preemption takes sequences from the end
 		q := s.running[i]
-		if s.due(q) == 1 && budget > 0 && s.grow(q, q.Computed+1, true) {
+		if s.due(q) == 1 && min(budget, share) > 0 && s.grow(q, q.Computed+1, true) {
 			dst = append(dst, s.take(q, 1))
 			budget--
+			share--
 		}
 		if q.state == running {
 			i++
@@ -160,6 +165,9 @@ func (s *Scheduler) Next(dst []Item) (items []Item, preempted []*Seq) {
 	}
 	for _, q := range s.running {
 		n := min(s.due(q), budget)
+		if n == 1 && share == 0 && s.cfg.MicroBatches > 1 && s.due(q) == 1 {
+			continue // another step takes it
+		}
 		if n > 0 && q.step != s.step && s.grow(q, q.Computed+n, false) {
 			dst = append(dst, s.take(q, n))
 			budget -= n
@@ -168,9 +176,23 @@ func (s *Scheduler) Next(dst []Item) (items []Item, preempted []*Seq) {
 	return dst, s.preempted
 }
 
+// share is how many sequences that decode a step may take.
+func (s *Scheduler) share() int {
+	if s.cfg.MicroBatches < 2 {
+		return len(s.running)
+	}
+	n := 0
+	for _, q := range s.running {
+		if !q.Held {
+			n++
+		}
+	}
+	return (n + s.cfg.MicroBatches - 1) / s.cfg.MicroBatches
+}
+
 // due is the number of tokens of the sequence that wait for a step.
 func (s *Scheduler) due(q *Seq) int {
-	if q.Held || len(q.Loads) > 0 || q.Len() >= q.Limit {
+	if q.Held || len(q.Loads) > 0 || q.Len() >= q.Limit || q.Pending > 0 && s.cfg.MicroBatches > 1 {
 		return 0
 	}
 	return q.Len() - q.Computed

@@ -82,6 +82,19 @@ func (a *Aligner) Add(r *rows.Row) []*rows.Row {
 	return whole
 }
 
+// Missing gives a row of nothing for each rank that has not told of an iteration that another has: what remains to be added
+// when the ranks have ended, some of them an iteration before others.
+func (a *Aligner) Missing() (list []*rows.Row) {
+	for _, s := range a.open {
+		for rank, r := range s.rows {
+			if r == nil {
+				list = append(list, &rows.Row{Rank: int64(rank), Iter: s.iter, Drain: s.drain, Synthetic: true, QueueLatency: rows.SomeSpan(0)})
+			}
+		}
+	}
+	return list
+}
+
 // drop forgets the oldest open sets.
 func (a *Aligner) drop(n int) {
 	for _, s := range a.open[:n] {

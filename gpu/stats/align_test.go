@@ -81,6 +81,23 @@ func TestWhatDoesNotBecomeASetIsDroppedAndCounted(t *testing.T) {
 	}
 }
 
+func TestWhatRanksTellThatEndBeforeOthersIsCompleted(t *testing.T) {
+	a := NewAligner(3)
+	a.Add(told(0, 1, 1))
+	a.Add(told(0, 2, 2))
+	a.Add(told(2, 2, 2))
+	sets, sum := 0, int64(0)
+	for _, r := range a.Missing() {
+		if set := a.Add(r); set != nil {
+			sets++
+			sum += set[0].Requests.New
+		}
+	}
+	if sets != 2 || sum != 5 || a.Dropped() != 0 || len(a.Missing()) != 0 {
+		t.Errorf("%d sets of %d requests, %d dropped, want 2 of 5 and none", sets, sum, a.Dropped())
+	}
+}
+
 func TestAnAlignerKeepsFewIterations(t *testing.T) {
 	a := NewAligner(2)
 	for i := range int64(1000) {

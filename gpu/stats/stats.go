@@ -151,12 +151,14 @@ func (c *Collector) carry(it *engine.Iteration) {
 	c.kv.carry(it)
 }
 
-func (c *Collector) carried() bool {
-	q := c.row.Requests
-	q.MaxActive = 0
-	s := c.row.Sums
+func (c *Collector) carried() bool { return c.worked || Counts(&c.row) }
+
+// Counts tells whether a row counts anything. One of an iteration in which nothing was run may count for those before it.
+func Counts(r *rows.Row) bool {
+	q, s := r.Requests, r.Sums
+	q.Active, q.Queued, q.MaxActive = 0, 0, 0
 	s.CachedHost.OK, s.CachedDisk.OK = false, false // known, and nothing
-	return q != rows.Requests{} || s != rows.Sums{} || c.row.Covers != 0
+	return q != rows.Requests{} || s != rows.Sums{}
 }
 
 // batch fills in what the batch held when it was built.
