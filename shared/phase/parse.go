@@ -244,13 +244,15 @@ func estimateNumber(r *jsonline.Reader, key string, e *clock.Estimate) bool {
 	return true
 }
 
+// usualStamps is how many a router's record has, which has the most. Pending records hold the room of all.
+const usualStamps = 14
+
 // ParseStamps reads the member "stamps".
 func ParseStamps(r *jsonline.Reader, s *Stamps) {
 	if !r.Object() {
 		return
 	}
-	values := new([StampCount]int64) // one allocation for all stamps
-	used := 0
+	var values []int64 // one allocation for the stamps of a usual record
 	fields := s.All()
 	next := 0 // stamps mostly come in order
 	for key, ok := r.Key(); ok; key, ok = r.Key() {
@@ -265,7 +267,7 @@ func ParseStamps(r *jsonline.Reader, s *Stamps) {
 				break
 			}
 		}
-		if at < 0 || used == StampCount {
+		if at < 0 {
 			r.Skip()
 			continue
 		}
@@ -273,9 +275,11 @@ func ParseStamps(r *jsonline.Reader, s *Stamps) {
 		if r.Null() {
 			continue
 		}
-		values[used] = r.Int()
-		*fields[at].NS = &values[used]
-		used++
+		if len(values) == cap(values) {
+			values = make([]int64, 0, usualStamps)
+		}
+		values = append(values, r.Int())
+		*fields[at].NS = &values[len(values)-1]
 	}
 }
 
