@@ -81,7 +81,8 @@ func (m *member) put(r *rows.Row) {
 }
 
 func (m *member) unsaid(it *engine.Iteration) bool {
-	return m.measured || m.collector != nil && m.collector.Carry(it)
+	carries := m.collector != nil && m.collector.Carry(it) // also when it is not asked for: nobody else takes it in
+	return m.measured || carries
 }
 
 func (m *member) tell(w *engine.Word, it *engine.Iteration) {
