@@ -10,24 +10,36 @@ import (
 // to one goroutine. Each rank gives its rows in order; a rank that had nothing to run gives one that says so (Synthetic).
 type Aligner struct {
 	ranks   int
-	open    []set // by iteration
-	last    place // of the newest set that was given
+	open    []set   // by iteration
+	last    place   // of the newest set that was given
+	told    []place // by rank: its newest drain
 	dropped int64
 }
 
-// place orders rows: an iteration, then what was told when nothing was left to run after it.
+// place orders rows: an iteration, then what was told when nothing was left to run after it, perhaps more than once.
 type place struct {
-	iter  int64
-	drain bool
+	iter   int64
+	drains int64 // 0: the row of the iteration
 }
 
-func placeOf(r *rows.Row) place { return place{r.Iter, r.Drain} }
+// placeOf counts the drains of a rank after an iteration.
+func (a *Aligner) placeOf(r *rows.Row) place {
+	p := place{iter: r.Iter}
+	if told := &a.told[r.Rank]; r.Drain {
+		if told.iter != r.Iter {
+			*told = place{iter: r.Iter}
+		}
+		told.drains++
+		p.drains = told.drains
+	}
+	return p
+}
 
 func (p place) compare(q place) int {
 	switch {
 	case p == q:
 		return 0
-	case p.iter < q.iter || p.iter == q.iter && q.drain:
+	case p.iter < q.iter || p.iter == q.iter && p.drains < q.drains:
 		return -1
 	}
 	return 1
@@ -44,7 +56,9 @@ type set struct {
 const maxOpen = 64
 
 // NewAligner makes an aligner.
-func NewAligner(ranks int) *Aligner { return &Aligner{ranks: ranks, last: place{iter: -1}} }
+func NewAligner(ranks int) *Aligner {
+	return &Aligner{ranks: ranks, last: place{iter: -1}, told: make([]place, ranks)}
+}
 
 // Dropped counts the rows that came to no set: those of an iteration whose set, or a later one, was given already, that came
 // twice, or that another rank never told of.
@@ -53,8 +67,12 @@ func (a *Aligner) Dropped() int64 { return a.dropped }
 // Add takes in a row, which it keeps, and gives the set of its iteration when that is complete: a row for each rank, in order.
 // Sets come in the order of iterations.
 func (a *Aligner) Add(r *rows.Row) []*rows.Row {
-	p := placeOf(r)
-	if r.Rank < 0 || r.Rank >= int64(a.ranks) || p.compare(a.last) <= 0 {
+	if r.Rank < 0 || r.Rank >= int64(a.ranks) {
+		a.dropped++
+		return nil
+	}
+	p := a.placeOf(r)
+	if p.compare(a.last) <= 0 {
 		a.dropped++
 		return nil
 	}
@@ -88,7 +106,7 @@ func (a *Aligner) Missing() (list []*rows.Row) {
 	for _, s := range a.open {
 		for rank, r := range s.rows {
 			if r == nil {
-				list = append(list, &rows.Row{Rank: int64(rank), Iter: s.iter, Drain: s.drain, Synthetic: true, QueueLatency: rows.SomeSpan(0)})
+				list = append(list, &rows.Row{Rank: int64(rank), Iter: s.iter, Drain: s.drains > 0, Synthetic: true, QueueLatency: rows.SomeSpan(0)})
 			}
 		}
 	}

@@ -66,6 +66,7 @@ func TestWhatDoesNotBecomeASetIsDroppedAndCounted(t *testing.T) {
 		{"an old one comes after a later set", []*rows.Row{told(0, 2, 1), told(1, 2, 1), told(0, 1, 1), told(1, 1, 1)}, 1, 2},
 		{"a row comes twice", []*rows.Row{told(0, 1, 1), told(0, 1, 5), told(1, 1, 1)}, 1, 1},
 		{"a drain comes after its iteration", []*rows.Row{told(0, 1, 1), drained(0, 1), told(1, 1, 1), drained(1, 1)}, 2, 0},
+		{"two drains with no iteration between", []*rows.Row{told(0, 1, 1), told(1, 1, 1), drained(0, 1), drained(1, 1), drained(1, 1), drained(0, 1)}, 3, 0},
 		{"a rank that is none", []*rows.Row{told(2, 1, 1), told(-1, 1, 1)}, 0, 2},
 	} {
 		a := NewAligner(2)
