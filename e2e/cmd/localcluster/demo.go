@@ -50,8 +50,12 @@ func (d *demo) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	rep, err := d.play(ctx, c)
+	rep, shown, err := d.play(ctx, c)
 	err = errors.Join(err, c.Stop())
+	if shown != "" { // the last line may reach the disk only now
+		fmt.Println()
+		err = errors.Join(err, runTimeline(ctx, c.Traces(), "show", shown), runTimeline(ctx, c.Traces(), "check"))
+	}
 	if d.Dir == "" {
 		for _, state := range []string{"nats", "spool"} { // what only a restart would need
 			os.RemoveAll(filepath.Join(cfg.Dir, state))
@@ -63,8 +67,9 @@ func (d *demo) Run(ctx context.Context, log *slog.Logger) error {
 	return err
 }
 
-func (d *demo) play(ctx context.Context, c *cluster.Cluster) (report, error) {
-	rep := report{Requests: d.Requests, Traces: c.Traces()}
+// play sends the requests, and names the one whose timeline is worth a look; "": there is none.
+func (d *demo) play(ctx context.Context, c *cluster.Cluster) (rep report, shown string, err error) {
+	rep = report{Requests: d.Requests, Traces: c.Traces()}
 	cl := client.New(c.URL(), 1)
 	defer cl.Close()
 	model := modelName(ctx, c)
@@ -89,10 +94,9 @@ func (d *demo) play(ctx context.Context, c *cluster.Cluster) (report, error) {
 	}
 	rep.summarise(lines)
 	if len(lines) > 0 {
-		fmt.Println()
-		problems = errors.Join(problems, runTimeline(ctx, c.Traces(), "show", typical(lines).RequestID), runTimeline(ctx, c.Traces(), "check"))
+		shown = typical(lines).RequestID
 	}
-	return rep, problems
+	return rep, shown, problems
 }
 
 func (d *demo) send(ctx context.Context, cl *client.Client, model, id, text string) error {
