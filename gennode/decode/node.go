@@ -133,7 +133,7 @@ func registered(r *node.Registry, addr string) bool {
 func ledgerOf(d *worker.Daemon, dev *device.Device) ledger.Engine {
 	return ledger.Engine{
 		Static: dev.Static(d.Name, string(d.Steady.ID())), Model: dev.Name, Device: dev.Info.Device,
-		PrefixReuse: dev.Engine.Config().PrefixReuse, Ranks: dev.Engine.Ranks(), Blocks: dev.Info.KVBlocks, Load: dev.Engine.Load,
+		PrefixReuse: dev.Engine.Config().PrefixReuse, Ranks: dev.Engine.Ranks(), Stages: dev.Info.Stages, Blocks: dev.Info.KVBlocks, Load: dev.Engine.Load,
 	}
 }
 

@@ -33,6 +33,7 @@ type Engine struct {
 	Device      string
 	PrefixReuse bool
 	Ranks       int // data-parallel; 0: one
+	Stages      int // of the pipeline of each; 0: one
 	Blocks      int // of a rank
 	Load        func() infer.Load
 }

@@ -259,7 +259,7 @@ func infoMetrics(labels prometheus.Labels, e *Engine) []prometheus.Collector {
 		fixed("kv_cache_tokens_per_block", "Tokens of a KV block.", float64(e.TokensPerBlock), withRank(labels, rank))
 	}
 	fixed("model_config_info", "The model; always 1.", 1, with("context_tokens", strconv.FormatInt(e.Window, 10)))
-	fixed("parallel_config_info", "How the model is spread over ranks; always 1.", 1, with("tensor_parallel_size", "1", "pipeline_parallel_size", "1",
+	fixed("parallel_config_info", "How the model is spread over ranks; always 1.", 1, with("tensor_parallel_size", "1", "pipeline_parallel_size", strconv.Itoa(max(e.Stages, 1)),
 		"data_parallel_size", strconv.Itoa(max(e.Ranks, 1))))
 	fixed("kv_cache_config_info", "The KV cache; always 1.", 1, with("tokens_per_block", strconv.FormatInt(e.TokensPerBlock, 10),
 		"max_blocks", strconv.Itoa(e.Blocks), "enable_block_reuse", strconv.FormatBool(e.PrefixReuse), "tier", e.Tier))
