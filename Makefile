@@ -34,6 +34,7 @@ race: ## Run the tests of the concurrent packages under the race detector (needs
 lint: ## Check format, vet, and golangci-lint where it is installed
 	@out=$$(gofmt -l $(MODULES)); if [ -n "$$out" ]; then echo "not formatted:"; echo "$$out"; exit 1; fi
 	$(GO) vet work
+	$(GO) vet -tags cuda ./gpu/...
 	@if command -v golangci-lint >/dev/null; then for m in $(MODULES); do (cd $$m && golangci-lint run --config ../.golangci.yml ./...) || exit 1; done; \
 	else echo "golangci-lint is not installed: only gofmt and go vet were run"; fi
 

@@ -384,7 +384,7 @@ func (r *borrower) plain(b *testing.B) {
 	for b.Loop() {
 		took := make(chan time.Duration, 1)
 		failed := make(chan error, 1)
-		if !r.pulls.push(func(i *importer, err error) {
+		if !r.pulls.Push(func(i *importer, err error) {
 			start := now()
 			failed <- firstOf(err, status("cuMemcpyDtoDAsync_v2", l.call("cuMemcpyDtoDAsync_v2", uintptr(i.kv), uintptr(a.(*attached).at), uintptr(bytes), i.handle)), i.wait())
 			took <- time.Duration(now() - start)
