@@ -389,7 +389,7 @@ func (r *borrower) plain(b *testing.B) {
 			failed <- firstOf(err, status("cuMemcpyDtoDAsync_v2", l.call("cuMemcpyDtoDAsync_v2", uintptr(i.kv), uintptr(a.(*attached).at), uintptr(bytes), i.handle)), i.wait())
 			took <- time.Duration(now() - start)
 		}) {
-			b.Fatal(ErrClosed)
+			b.Fatal(backend.ErrClosed)
 		}
 		if err := <-failed; err != nil {
 			b.Fatal(err)
