@@ -78,9 +78,9 @@ func (a *attempt) place(tried *exclusions) *api.Error {
 	if a.style != Aggregated {
 		a.id = p.ids.next()
 	}
-	a.stamps.PlacedNS = a.stamp(&a.times.placed)
 	p.health.begin(c)
 	p.met.decisions.WithLabelValues(c.Decision.Policy, a.style, c.Cause).Inc()
+	a.stamps.PlacedNS = a.stamp(&a.times.placed)
 	return nil
 }
 
@@ -160,10 +160,10 @@ func (a *attempt) generationFirst(ctx context.Context, cancel context.CancelCaus
 		cancel(e)
 		return e
 	}
-	open := a.base()
+	begun, open := a.now(), a.base()
 	ctxDone := make(chan *api.Error, 1)
 	go func() {
-		e := a.prefill(ctx, api.GenerationFirst, open)
+		e := a.prefill(ctx, api.GenerationFirst, begun, open)
 		if e != nil && !a.kvThere.Load() {
 			cancel(e)
 		}
@@ -216,7 +216,7 @@ var errNoAnswer = errors.New("proxy: the context leg did not answer in time")
 
 // contextFirst: prefill, then generation with what its answer says.
 func (a *attempt) contextFirst(ctx context.Context, cancel context.CancelCauseFunc) *api.Error {
-	if e := a.prefill(ctx, api.ContextFirst, a.base()); e != nil {
+	if e := a.prefill(ctx, api.ContextFirst, a.now(), a.base()); e != nil {
 		cancel(e)
 		a.serving.release() // prefill may have ended while the answer was on its way
 		return e

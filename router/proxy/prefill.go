@@ -75,10 +75,11 @@ func (c *prefillCall) begin(ctx context.Context) func() *api.Error {
 	}
 }
 
-// prefill runs context legs, whose bodies begin with open, until one of them serves. Its caller waits for it before it looks
-// at what they found.
-func (a *attempt) prefill(ctx context.Context, style int, open []byte) *api.Error {
+// prefill runs context legs, whose bodies begin with open, until one of them serves. The first was begun at begun. Its
+// caller waits for it before it looks at what they found.
+func (a *attempt) prefill(ctx context.Context, style int, begun *int64, open []byte) *api.Error {
 	c := a.call(a.choice.Ctx, a.id, style, open)
+	c.prepareNS = begun
 	var e *api.Error
 	if after, ok := a.s.p.health.hedgeAfter(len(a.sub.ids)); ok {
 		c, e = a.race(ctx, c, after, open)

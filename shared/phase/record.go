@@ -96,7 +96,7 @@ type Stamps struct {
 
 	// On every role.
 	ReceiveNS        *int64 `json:"receive_ns,omitempty"`          // request headers read
-	ParsedNS         *int64 `json:"parsed_ns,omitempty"`           // body read, validated and tokenized
+	ParsedNS         *int64 `json:"parsed_ns,omitempty"`           // body read, validated and tokenized, legs made
 	AdmittedNS       *int64 `json:"admitted_ns,omitempty"`         // let in (router), slot and blocks reserved (gen), accepted by the engine (ctx)
 	FirstTokenNS     *int64 `json:"first_token_ns,omitempty"`      // router: first token read from the gen leg; node: sampled or taken over
 	FirstTokenSentNS *int64 `json:"first_token_sent_ns,omitempty"` // first token byte handed to the socket

@@ -51,7 +51,14 @@ func (n *Node) readCall(ctx context.Context, req *http.Request, o origin, chat b
 		prefix = "chatcmpl-"
 	}
 	k.head = api.Head{ID: prefix + o.requestID, Model: m.Name, Created: wallSeconds(), Chat: chat}
-	return k, k.plan()
+	if bad := k.plan(); bad != nil {
+		return k, bad
+	}
+	now := n.o.Steady.Now() // with the legs made: what follows is the runner's
+	for _, a := range k.tries {
+		a.rec.Stamps.ParsedNS = &now
+	}
+	return k, nil
 }
 
 // promptsOf gives the token ids of each prompt.
@@ -119,16 +126,14 @@ func (k *call) add(kind infer.Kind, prompt []int32, budget, index int) {
 		},
 		Disagg: k.r.Disagg, Style: styleOf(k.r.Disagg), Limit: k.o.limit, KVWait: k.o.kvWait, index: index, now: n.o.Steady.Now,
 	}
-	now := n.o.Steady.Now()
 	if l.Limit > 0 {
-		l.Request.DeadlineNS = now + int64(l.Limit)
+		l.Request.DeadlineNS = n.o.Steady.Now() + int64(l.Limit)
 	}
 	rec := n.newRecord(k.o)
 	rec.Style, rec.Streamed = l.Style, k.stream
 	if k.o.streamed != nil {
 		rec.Streamed = *k.o.streamed
 	}
-	rec.Stamps.ParsedNS = &now
 	if d := k.r.Disagg; d != nil && d.DisaggRequestID != nil {
 		l.Request.ID, rec.DisaggRequestID = *d.DisaggRequestID, *d.DisaggRequestID
 		l.usage = d.CtxUsage
