@@ -128,12 +128,7 @@ func own(set []*rows.Row, dropped int64) {
 	q := &first.Requests
 	for _, r := range set[1:] {
 		a := &r.Requests
-		q.New += a.New
-		q.NewActive += a.NewActive
-		q.Completed += a.Completed
-		q.Cancelled += a.Cancelled
-		q.Expired += a.Expired
-		q.Failed += a.Failed
+		q.AddCounts(a)
 		q.Queued += a.Queued
 		first.QueueLatency.NS += r.QueueLatency.NS
 		b, c := &first.Batch, &r.Batch

@@ -176,19 +176,9 @@ func (n *node) add(r *rows.Row) {
 	}
 	k := &n.ranks[r.Rank]
 	k.newest = *r
-	q, a := &n.requests, &r.Requests
-	q.New += a.New
-	q.NewActive += a.NewActive
-	q.Completed += a.Completed
-	q.Cancelled += a.Cancelled
-	q.Expired += a.Expired
-	q.Failed += a.Failed
-	q.Suspended += a.Suspended
-	n.sums.Prompt += r.Sums.Prompt
-	n.sums.Cached += r.Sums.Cached
-	n.sums.Context += r.Sums.Context
-	n.sums.Output += r.Sums.Output
-	n.sums.ProbeBlocks += r.Sums.ProbeBlocks
+	n.requests.AddCounts(&r.Requests)
+	n.requests.Suspended += r.Requests.Suspended
+	n.sums.Add(&r.Sums)
 	if r.KV.Sampled {
 		k.kv = r.KV
 		k.alloc += r.KV.DAllocNew

@@ -127,22 +127,9 @@ func (l *Ledger) add(r *rows.Row) (fell bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := &l.states[r.Rank]
-	q, add := &s.requests, &r.Requests
-	q.New += add.New
-	q.NewActive += add.NewActive
-	q.Completed += add.Completed
-	q.Cancelled += add.Cancelled
-	q.Expired += add.Expired
-	q.Failed += add.Failed
-	q.Suspended += add.Suspended
-	s.sums.Prompt += r.Sums.Prompt
-	s.sums.Cached += r.Sums.Cached
-	s.sums.CachedDevice += r.Sums.CachedDevice
-	s.sums.CachedHost = plus(s.sums.CachedHost, r.Sums.CachedHost)
-	s.sums.CachedDisk = plus(s.sums.CachedDisk, r.Sums.CachedDisk)
-	s.sums.Context += r.Sums.Context
-	s.sums.Output += r.Sums.Output
-	s.sums.ProbeBlocks += r.Sums.ProbeBlocks
+	s.requests.AddCounts(&r.Requests)
+	s.requests.Suspended += r.Requests.Suspended
+	s.sums.Add(&r.Sums)
 	if k := &r.KV; k.Sampled {
 		s.kv = *k
 		a, b := s.reused.Observe(k.Reused), s.missed.Observe(k.Missed)
@@ -165,9 +152,6 @@ func (l *Ledger) add(r *rows.Row) (fell bool) {
 	}
 	return fell
 }
-
-// plus adds what is known.
-func plus(a, b rows.Int) rows.Int { return rows.Int{V: a.V + b.V, OK: a.OK || b.OK} }
 
 // snapshot gives the states of the ranks, and of all of them what is not one rank's.
 func (l *Ledger) snapshot() (total state, ranks []state) {

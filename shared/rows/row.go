@@ -115,6 +115,16 @@ type Requests struct {
 	Active, Queued, MaxActive             int64
 }
 
+// AddCounts adds the requests of another row that came and that ended.
+func (q *Requests) AddCounts(of *Requests) {
+	q.New += of.New
+	q.NewActive += of.NewActive
+	q.Completed += of.Completed
+	q.Cancelled += of.Cancelled
+	q.Expired += of.Expired
+	q.Failed += of.Failed
+}
+
 // Memory is in bytes.
 type Memory struct{ GPU, CPU, Pinned Int }
 
@@ -136,6 +146,18 @@ type Sums struct {
 	CachedDevice                    int64 // of Cached, found on the device
 	CachedHost, CachedDisk          Int   // and loaded from these tiers
 	ProbeBlocks                     int64 // new KV blocks that probes took: they are among those of KV, and in no record
+}
+
+// Add adds the sums of another row.
+func (s *Sums) Add(of *Sums) {
+	s.Prompt += of.Prompt
+	s.Cached += of.Cached
+	s.Context += of.Context
+	s.Output += of.Output
+	s.CachedDevice += of.CachedDevice
+	s.CachedHost.add(of.CachedHost)
+	s.CachedDisk.add(of.CachedDisk)
+	s.ProbeBlocks += of.ProbeBlocks
 }
 
 // KV is the state of the block pool: counts, totals since the start, and the changes since the last row that had it.
