@@ -270,25 +270,10 @@ func parseDecision(r *jsonline.Reader) *phase.Decision {
 	}
 	d := new(phase.Decision)
 	for key, ok := r.Key(); ok; key, ok = r.Key() {
-		switch key {
-		case "policy":
-			d.Policy = r.String()
-		case "ctx":
-			d.Ctx = r.String()
-		case "gen":
-			d.Gen = r.String()
-		case "reason":
-			d.Reason = r.String()
-		case "matched_tokens":
-			d.MatchedTokens = r.IntPtr()
-		case "local_ns":
-			d.LocalNS = r.IntPtr()
-		case "remote_ns":
-			d.RemoteNS = r.IntPtr()
-		case "candidates":
+		if key == "candidates" {
 			d.Candidates = parseCandidates(r)
-		default:
-			r.Skip()
+		} else {
+			phase.ParseChoice(r, d, key)
 		}
 	}
 	return d

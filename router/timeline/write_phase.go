@@ -131,13 +131,7 @@ func appendNull(w *jsonline.Writer) {
 // appendDecision writes the decision with its candidates as columns.
 func appendDecision(w *jsonline.Writer, d *phase.Decision) {
 	w.OpenKey("decision", '{')
-	w.Str("policy", d.Policy)
-	w.OptStr("ctx", d.Ctx)
-	w.Str("gen", d.Gen)
-	w.Str("reason", d.Reason)
-	w.PtrInt("matched_tokens", d.MatchedTokens)
-	w.PtrInt("local_ns", d.LocalNS)
-	w.PtrInt("remote_ns", d.RemoteNS)
+	phase.AppendChoice(w, d)
 	if len(d.Candidates) > 0 {
 		appendCandidates(w, d.Candidates)
 	}

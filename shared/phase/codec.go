@@ -58,7 +58,7 @@ func Append(dst []byte, r *Record) []byte {
 	w.Int("preempted_ns", r.PreemptedNS)
 	appendChunks(&w, r.Chunks)
 	if r.Decision != nil {
-		AppendDecision(&w, r.Decision)
+		appendDecision(&w, r.Decision)
 	}
 	appendLegs(&w, r.Legs)
 	AppendResumes(&w, r.Resumes)
@@ -198,16 +198,9 @@ func appendChunks(w *jsonline.Writer, chunks []infer.Chunk) {
 	w.Close(']')
 }
 
-// AppendDecision writes the member "decision".
-func AppendDecision(w *jsonline.Writer, d *Decision) {
+func appendDecision(w *jsonline.Writer, d *Decision) {
 	w.OpenKey("decision", '{')
-	w.Str("policy", d.Policy)
-	w.OptStr("ctx", d.Ctx)
-	w.Str("gen", d.Gen)
-	w.Str("reason", d.Reason)
-	w.PtrInt("matched_tokens", d.MatchedTokens)
-	w.PtrInt("local_ns", d.LocalNS)
-	w.PtrInt("remote_ns", d.RemoteNS)
+	AppendChoice(w, d)
 	if len(d.Candidates) > 0 {
 		w.OpenKey("candidates", '[')
 		for i := range d.Candidates {
@@ -226,6 +219,17 @@ func AppendDecision(w *jsonline.Writer, d *Decision) {
 		w.Close(']')
 	}
 	w.Close('}')
+}
+
+// AppendChoice writes the members of a decision but for its candidates.
+func AppendChoice(w *jsonline.Writer, d *Decision) {
+	w.Str("policy", d.Policy)
+	w.OptStr("ctx", d.Ctx)
+	w.Str("gen", d.Gen)
+	w.Str("reason", d.Reason)
+	w.PtrInt("matched_tokens", d.MatchedTokens)
+	w.PtrInt("local_ns", d.LocalNS)
+	w.PtrInt("remote_ns", d.RemoteNS)
 }
 
 // AppendResumes writes the member "resumes", if there are any.

@@ -102,7 +102,7 @@ func parseBody(r *jsonline.Reader, key string, rec *Record) bool {
 	case "chunks":
 		rec.Chunks = parseChunks(r)
 	case "decision":
-		rec.Decision = ParseDecision(r)
+		rec.Decision = parseDecision(r)
 	case "legs":
 		rec.Legs = parseLegs(r)
 	case "resumes":

@@ -98,35 +98,41 @@ func parseChunk(r *jsonline.Reader) (c infer.Chunk) {
 	return c
 }
 
-// ParseDecision reads the member "decision".
-func ParseDecision(r *jsonline.Reader) *Decision {
+func parseDecision(r *jsonline.Reader) *Decision {
 	if !r.Object() {
 		return nil
 	}
 	d := new(Decision)
 	for key, ok := r.Key(); ok; key, ok = r.Key() {
-		switch key {
-		case "policy":
-			d.Policy = r.String()
-		case "ctx":
-			d.Ctx = r.String()
-		case "gen":
-			d.Gen = r.String()
-		case "reason":
-			d.Reason = r.String()
-		case "matched_tokens":
-			d.MatchedTokens = r.IntPtr()
-		case "local_ns":
-			d.LocalNS = r.IntPtr()
-		case "remote_ns":
-			d.RemoteNS = r.IntPtr()
-		case "candidates":
+		if key == "candidates" {
 			d.Candidates = parseCandidates(r)
-		default:
-			r.Skip()
+		} else {
+			ParseChoice(r, d, key)
 		}
 	}
 	return d
+}
+
+// ParseChoice reads a member of a decision that is not its candidates.
+func ParseChoice(r *jsonline.Reader, d *Decision, key string) {
+	switch key {
+	case "policy":
+		d.Policy = r.String()
+	case "ctx":
+		d.Ctx = r.String()
+	case "gen":
+		d.Gen = r.String()
+	case "reason":
+		d.Reason = r.String()
+	case "matched_tokens":
+		d.MatchedTokens = r.IntPtr()
+	case "local_ns":
+		d.LocalNS = r.IntPtr()
+	case "remote_ns":
+		d.RemoteNS = r.IntPtr()
+	default:
+		r.Skip()
+	}
 }
 
 func parseCandidates(r *jsonline.Reader) (list []Candidate) {
