@@ -15,7 +15,6 @@ type run struct {
 	est      *estimate.Estimator
 	res      Result
 	pending  []float64 // real times that hindsight will look at
-	nextBurt int
 	stepSeen bool
 	sinceHit int
 }

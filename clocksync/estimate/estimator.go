@@ -88,7 +88,6 @@ type Estimator struct {
 	jailed bool
 	newest int64 // local ns of the newest burst
 	rtt    int64
-	seq    int64
 	slew   slews
 }
 

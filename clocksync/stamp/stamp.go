@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"time"
 
 	"meridian.internal/shared/clock"
@@ -124,10 +123,4 @@ func (k *Socket) Await(id uint32, limit time.Duration) (tx TX, ok bool) {
 			return tx, ok
 		}
 	}
-}
-
-// IsTimeout says that err is a read deadline that passed.
-func IsTimeout(err error) bool {
-	ne, ok := err.(net.Error)
-	return (ok && ne.Timeout()) || os.IsTimeout(err)
 }

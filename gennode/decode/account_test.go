@@ -98,12 +98,7 @@ func check(tb testing.TB, err error) {
 	}
 }
 
-// request runs a request as a node does.
-func (a *accounts) request(tb testing.TB, r infer.Request) (tokens int, done infer.Done) {
-	return a.requestUntil(tb, r, -1)
-}
-
-// requestUntil cancels the request after so many tokens; -1: never.
+// requestUntil runs a request as a node does, and cancels it after so many tokens; -1: never.
 func (a *accounts) requestUntil(tb testing.TB, r infer.Request, cancelAfter int) (tokens int, done infer.Done) {
 	r.ReturnPerfMetrics = a.steps
 	s, err := a.Submit(r)

@@ -196,9 +196,9 @@ func TestTheLeastLoadedRankComesFirst(t *testing.T) {
 
 // generator is what the load counted itself.
 type generator struct {
-	mu                             sync.Mutex
-	submitted, completed, ended    int64
-	prompt, cached, output, failed int64
+	mu                          sync.Mutex
+	submitted, completed, ended int64
+	prompt, cached, output      int64
 }
 
 func (l *generator) run(t *testing.T, r *rig, random *rand.Rand, list []infer.Request, until func() bool) {

@@ -20,7 +20,6 @@ import (
 	"meridian.internal/router/timeline"
 	"meridian.internal/router/traces"
 	"meridian.internal/shared/bus"
-	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/phase"
 )
@@ -270,9 +269,4 @@ func (c *Collector) finish() error {
 	c.flush()
 	c.ending = true
 	return errors.Join(c.lines.Close(), c.amends.Close())
-}
-
-// Estimator is the usual Clocks.Estimate: by epoch, as clocksync keeps them.
-func Estimator(byEpoch func(epoch string, localNS int64) (clock.Estimate, bool)) func(clock.ID, int64) (clock.Estimate, bool) {
-	return func(id clock.ID, ns int64) (clock.Estimate, bool) { return byEpoch(id.Epoch(), ns) }
 }

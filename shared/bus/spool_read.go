@@ -62,9 +62,6 @@ func (r *spoolReader) next() ([]entry, error) {
 	}
 }
 
-// back makes the next call return the entries from p on again.
-func (r *spoolReader) back(p position) { r.at = p }
-
 func (r *spoolReader) open() error {
 	if r.f != nil && r.seg == r.at.seg {
 		return nil

@@ -121,9 +121,6 @@ type list struct{ of any }
 // levels is an array of a value for each tier of memory, null for one that the node does not have and left out at the end.
 type levels [3]any
 
-// zero is a value that cannot be another.
-const zero = int64(0)
-
 // first gives what only rank 0 owns; null in the rows of the others.
 func (r *Row) first(at any) any {
 	if r.Rank != 0 {

@@ -46,8 +46,8 @@ func newClockWatch(places map[string]cluster.Place) *clockWatch {
 
 // said is one statement: an offset and an interval that the true offset is in.
 type said struct {
-	source, node, state      string
-	offset, lower, upper, at int64
+	source, node, state  string
+	offset, lower, upper int64
 }
 
 func (w *clockWatch) take(s said) {
