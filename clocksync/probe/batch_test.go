@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"meridian.internal/clocksync/ntp"
+	"meridian.internal/clocksync/ntp/ntptest"
 	"meridian.internal/clocksync/respond"
 	"meridian.internal/shared/clock"
 )
@@ -175,7 +176,7 @@ func TestAPeerWithKernelStampsIsHandedToTheBatch(t *testing.T) {
 }
 
 func TestAClockThatChangesWithinABurstProvesNothing(t *testing.T) {
-	addr := faker(t, func(n int, q ntp.Packet) ntp.Packet {
+	addr := ntptest.Answerer(t, func(n int, q ntp.Packet) ntp.Packet {
 		return ntp.Packet{Reply: true, Seq: q.Seq, Epoch: uint64(7 + n%2), T2: 5, T3: 6}
 	})
 	client := steady(t, clock.Options{})
@@ -231,29 +232,4 @@ func TestPacketsOfAVolleyAreSentAtOnceAndAskForEachOthersStamp(t *testing.T) {
 	if want := []int64{1, 11, 2, 21, 12}; !slices.Equal(t3, want) {
 		t.Errorf("exchanges with T3 %d, want %d", t3, want)
 	}
-}
-
-// faker answers clock requests with what it is told to; it has no clock.
-func faker(t *testing.T, answer func(n int, q ntp.Packet) ntp.Packet) (addr string) {
-	t.Helper()
-	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	t.Cleanup(func() { c.Close(); <-done })
-	go func() {
-		defer close(done)
-		var b [ntp.Size + 1]byte
-		for n := 0; ; n++ {
-			k, from, err := c.ReadFromUDPAddrPort(b[:])
-			if err != nil {
-				return
-			}
-			if q, err := ntp.ParsePacket(b[:k], nil); err == nil {
-				_, _ = c.WriteToUDPAddrPort(answer(n, q).Append(nil, nil), from)
-			}
-		}
-	}()
-	return c.LocalAddr().String()
 }

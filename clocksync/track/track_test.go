@@ -3,11 +3,11 @@ package track
 import (
 	"context"
 	"fmt"
-	"net"
 	"testing"
 	"time"
 
 	"meridian.internal/clocksync/ntp"
+	"meridian.internal/clocksync/ntp/ntptest"
 	"meridian.internal/clocksync/respond"
 	"meridian.internal/shared/clock"
 )
@@ -255,7 +255,7 @@ func TestBurstsMeetOnTheRaster(t *testing.T) {
 func TestAPeerWithImpossibleStampsIsNeverUsableAndHarmsNoOther(t *testing.T) {
 	own, other := steady(t, clock.Options{}), steady(t, clock.Options{FaultSkewPPM: 20})
 	addr, _ := serve(t, "127.0.0.1:0", other)
-	liar := faker(t, func(n int, q ntp.Packet) ntp.Packet { // sends before it has received
+	liar := ntptest.Answerer(t, func(n int, q ntp.Packet) ntp.Packet { // sends before it has received
 		return ntp.Packet{Reply: true, Seq: q.Seq, Epoch: 7, T2: int64(n+2) * 1e9, T3: int64(n+1) * 1e9}
 	})
 	f := follow(t, own, Peer{Name: "good", ClockAddr: addr}, Peer{Name: "liar", ClockAddr: liar})
@@ -276,29 +276,4 @@ func TestAPeerWithImpossibleStampsIsNeverUsableAndHarmsNoOther(t *testing.T) {
 			covers(t, u.Estimate, own, other)
 		}
 	}
-}
-
-// faker answers clock requests with what it is told to; it has no clock.
-func faker(t *testing.T, answer func(n int, q ntp.Packet) ntp.Packet) (addr string) {
-	t.Helper()
-	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	t.Cleanup(func() { c.Close(); <-done })
-	go func() {
-		defer close(done)
-		var b [ntp.Size + 1]byte
-		for n := 0; ; n++ {
-			k, from, err := c.ReadFromUDPAddrPort(b[:])
-			if err != nil {
-				return
-			}
-			if q, err := ntp.ParsePacket(b[:k], nil); err == nil {
-				_, _ = c.WriteToUDPAddrPort(answer(n, q).Append(nil, nil), from)
-			}
-		}
-	}()
-	return c.LocalAddr().String()
 }

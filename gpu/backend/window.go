@@ -71,6 +71,20 @@ func (i *Info) GroupBlocks(group int) int {
 	return i.KVBlocks
 }
 
+// Place is where a layer's KV is: in which group of layers, and as which of its layers.
+type Place struct{ Group, Layer int }
+
+// Places gives the place of each layer of the stage.
+func (i *Info) Places() (places []Place) {
+	seen := make([]int, 1+len(i.Windows)) // layers of each group
+	for layer := i.Stage.First; layer < i.Stage.End; layer++ {
+		g := i.Group(layer)
+		places = append(places, Place{g, seen[g]})
+		seen[g]++
+	}
+	return places
+}
+
 // BlockBytes is the size in bytes of one block of a group in the canonical layout.
 func (i *Info) BlockBytes(group int) int {
 	return i.KVBytes(0, i.GroupLayers(group)) * i.TokensPerBlock

@@ -15,7 +15,7 @@ import (
 // so a block is one piece, and the keys of one head in one block lie one behind the other as a matrix for the kernels.
 type kvMemory struct {
 	groups               []kvGroup
-	places               []kvPlace // of each layer of the stage
+	places               []backend.Place // of each layer of the stage
 	heads                int
 	firstLayer           int // number of the stage's first layer in the model
 	tokens               int // per block
@@ -27,22 +27,14 @@ type kvGroup struct {
 	blocks, layers int
 }
 
-// kvPlace is where a layer's KV is.
-type kvPlace struct{ group, layer int }
-
 func newKVMemory(info backend.Info) *kvMemory {
 	m := &kvMemory{
-		groups: make([]kvGroup, 1+len(info.Windows)), heads: info.KVHeads,
+		groups: make([]kvGroup, 1+len(info.Windows)), places: info.Places(), heads: info.KVHeads,
 		firstLayer: info.Stage.First, tokens: info.TokensPerBlock, headSize: info.HeadSize, headStride: pad(info.HeadSize),
-	}
-	for layer := info.Stage.First; layer < info.Stage.End; layer++ {
-		g := info.Group(layer)
-		m.places = append(m.places, kvPlace{g, m.groups[g].layers})
-		m.groups[g].layers++
 	}
 	for i := range m.groups {
 		g := &m.groups[i]
-		g.blocks = info.GroupBlocks(i)
+		g.blocks, g.layers = info.GroupBlocks(i), info.GroupLayers(i)
 		g.data = make([]float32, g.blocks*m.blockElements(i))
 	}
 	return m
@@ -58,15 +50,15 @@ func (m *kvMemory) headElements() int { return m.tokens * m.headStride }
 // head gives K (kv = 0) or V (kv = 1) of one head in one block: (token, headStride). layer counts inside the stage.
 func (m *kvMemory) head(block int32, layer, kv, head int) []float32 {
 	p := m.places[layer]
-	g := &m.groups[p.group]
+	g := &m.groups[p.Group]
 	n := m.headElements()
-	at := (((int(block)*g.layers+p.layer)*2+kv)*m.heads + head) * n
+	at := (((int(block)*g.layers+p.Layer)*2+kv)*m.heads + head) * n
 	return g.data[at : at+n : at+n]
 }
 
 // table is the block table of an entry for a layer of the stage.
 func (m *kvMemory) table(e *backend.Entry, layer int) []int32 {
-	if g := m.places[layer].group; g > 0 {
+	if g := m.places[layer].Group; g > 0 {
 		return e.Windows[g-1]
 	}
 	return e.Blocks
@@ -108,10 +100,10 @@ func (m *kvMemory) check(regions []backend.Region, bytes int) error {
 func (m *kvMemory) groupOf(r backend.Region) int {
 	group := 0
 	for i, p := range m.places[r.LayerFrom-m.firstLayer : r.LayerTo-m.firstLayer] {
-		if i > 0 && p.group != group {
+		if i > 0 && p.Group != group {
 			return -1
 		}
-		group = p.group
+		group = p.Group
 	}
 	return group
 }

@@ -39,7 +39,7 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 	}
 	err := n.loop(ctx)
 	n.drop(fmt.Errorf("%w: %w", ErrReceiverLost, err))
-	if err != nil && ctx.Err() == nil && !errors.Is(err, io.EOF) {
+	if ctx.Err() == nil && !errors.Is(err, io.EOF) {
 		s.o.Logger.Info("kv connection ended", "peer", n.name, "error", err)
 	}
 }
@@ -76,6 +76,7 @@ func only(want Type) func(Header) error {
 	}
 }
 
+// loop serves until the connection ends; it always says why.
 func (n *session) loop(ctx context.Context) error {
 	var buf []byte
 	for {

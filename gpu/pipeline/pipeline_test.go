@@ -35,10 +35,18 @@ func ofSim(t testing.TB, cfg sim.Config, n int) *Pipeline {
 	if cfg.Now == nil {
 		cfg.Now = clock()
 	}
-	var all []backend.Backend
-	for _, st := range stages(cfg.Layers, n) {
+	return ofStages(t, cfg.Layers, n, func(st backend.Stage) (backend.Backend, error) {
 		cfg.Stage = st
-		d, err := sim.New(cfg)
+		return sim.New(cfg)
+	})
+}
+
+// ofStages makes a pipeline of n devices.
+func ofStages(t testing.TB, layers, n int, open func(backend.Stage) (backend.Backend, error)) *Pipeline {
+	t.Helper()
+	var all []backend.Backend
+	for _, st := range stages(layers, n) {
+		d, err := open(st)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -64,19 +72,9 @@ func TestConformance(t *testing.T) {
 			return ofSim(t, sim.Config{Cost: sim.Cost{Step: 20_000, PrefillToken: 500, Decode: 1000, CopyByte: 0.1}}, 4)
 		},
 		"cpu, 2 stages": func(t *testing.T) *Pipeline {
-			var all []backend.Backend
-			for _, st := range stages(m.Config.Layers, 2) {
-				b, err := cpu.New(m, cpu.Options{Stage: st, Threads: 1, Now: now})
-				if err != nil {
-					t.Fatal(err)
-				}
-				all = append(all, b)
-			}
-			p, err := New(all...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return p
+			return ofStages(t, m.Config.Layers, 2, func(st backend.Stage) (backend.Backend, error) {
+				return cpu.New(m, cpu.Options{Stage: st, Threads: 1, Now: now})
+			})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 // the order is canonical too: K then V, token, head, word.
 type memory struct {
 	groups              []group
-	places              []place // of each layer of the stage
-	first               int     // layer of the model
+	places              []backend.Place // of each layer of the stage
+	first               int             // layer of the model
 	perBlock            int
 	heads, wordsPerHead int
 }
@@ -23,21 +23,14 @@ type group struct {
 	blocks, layers int
 }
 
-type place struct{ group, layer int }
-
 func newMemory(info backend.Info) memory {
 	m := memory{
-		groups: make([]group, 1+len(info.Windows)), first: info.Stage.First, perBlock: info.TokensPerBlock,
+		groups: make([]group, 1+len(info.Windows)), places: info.Places(), first: info.Stage.First, perBlock: info.TokensPerBlock,
 		heads: info.KVHeads, wordsPerHead: info.HeadSize / 2,
-	}
-	for layer := info.Stage.First; layer < info.Stage.End; layer++ {
-		g := info.Group(layer)
-		m.places = append(m.places, place{g, m.groups[g].layers})
-		m.groups[g].layers++
 	}
 	for i := range m.groups {
 		g := &m.groups[i]
-		g.blocks = info.GroupBlocks(i)
+		g.blocks, g.layers = info.GroupBlocks(i), info.GroupLayers(i)
 		g.words = make([]uint64, g.blocks*m.blockWords(i))
 	}
 	return m
@@ -53,15 +46,15 @@ func (m *memory) perToken() int { return m.heads * m.wordsPerHead }
 // at returns the words of one token: kv is 0 for K, 1 for V; the layer is counted in the model.
 func (m *memory) at(block int32, layer, kv, token int) []uint64 {
 	p := m.places[layer-m.first]
-	g := &m.groups[p.group]
+	g := &m.groups[p.Group]
 	n := m.perToken()
-	i := (((int(block)*g.layers+p.layer)*2+kv)*m.perBlock + token) * n
+	i := (((int(block)*g.layers+p.Layer)*2+kv)*m.perBlock + token) * n
 	return g.words[i : i+n]
 }
 
 // table is the block table of an entry for a layer of the model.
 func (m *memory) table(e *backend.Entry, layer int) []int32 {
-	if g := m.places[layer-m.first].group; g > 0 {
+	if g := m.places[layer-m.first].Group; g > 0 {
 		return e.Windows[g-1]
 	}
 	return e.Blocks
@@ -79,9 +72,9 @@ func (m *memory) check(regions []backend.Region, size int) error {
 			!within(r.TokenFrom, r.TokenTo, 0, m.perBlock) {
 			return fmt.Errorf("sim: region %+v is outside of layers [%d, %d), %d heads, %d tokens", r, m.first, m.first+len(m.places), m.heads, m.perBlock)
 		}
-		group := m.places[r.LayerFrom-m.first].group
+		group := m.places[r.LayerFrom-m.first].Group
 		for _, p := range m.places[r.LayerFrom-m.first : r.LayerTo-m.first] {
-			if p.group != group {
+			if p.Group != group {
 				return fmt.Errorf("sim: the layers of region %+v are not all of one group", r)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"meridian.internal/shared/serve"
+	"meridian.internal/shared/serve/servetest"
 )
 
 // reading is a session that has a body to read, and nothing else.
@@ -100,22 +101,6 @@ func TestTheBodiesOfAllRequestsHaveABound(t *testing.T) {
 	}
 }
 
-// pipes is a listener of connections in memory, whose deadlines are those of a test's bubble.
-type pipes struct {
-	conns chan net.Conn
-	once  sync.Once
-}
-
-func (p *pipes) Accept() (net.Conn, error) {
-	c, ok := <-p.conns
-	if !ok {
-		return nil, net.ErrClosed
-	}
-	return c, nil
-}
-func (p *pipes) Close() error   { p.once.Do(func() { close(p.conns) }); return nil }
-func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
-
 func TestABodyThatNeverComesIsCut(t *testing.T) {
 	c := newCluster(t, Auto, "ctx0", "gen0")
 	s, err := serve.New(serve.Options{Listen: "127.0.0.1:0"})
@@ -126,7 +111,7 @@ func TestABodyThatNeverComesIsCut(t *testing.T) {
 	c.proxy.Routes(s.Echo())
 	for name, drip := range map[string]time.Duration{"silent": time.Hour, "a byte a second": time.Second} {
 		synctest.Test(t, func(t *testing.T) {
-			ln := &pipes{conns: make(chan net.Conn)}
+			ln := &servetest.Pipes{Conns: make(chan net.Conn)}
 			srv := &http.Server{Handler: s.Echo()}
 			go func() { _ = srv.Serve(ln) }() // ends by Close
 			defer srv.Close()
@@ -134,7 +119,7 @@ func TestABodyThatNeverComesIsCut(t *testing.T) {
 			var writer sync.WaitGroup
 			defer writer.Wait()
 			defer client.Close()
-			ln.conns <- server
+			ln.Conns <- server
 			began := time.Now()
 			writer.Go(func() {
 				_, err := io.WriteString(client, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")

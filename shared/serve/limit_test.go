@@ -17,6 +17,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"meridian.internal/shared/api"
+	"meridian.internal/shared/serve/servetest"
 )
 
 func TestConnectionsBeyondTheLimitAreClosed(t *testing.T) {
@@ -94,22 +95,6 @@ func TestHeadersAreBounded(t *testing.T) {
 	}
 }
 
-// pipes is a listener of connections in memory, whose deadlines are those of a test's bubble.
-type pipes struct {
-	conns chan net.Conn
-	once  sync.Once
-}
-
-func (p *pipes) Accept() (net.Conn, error) {
-	c, ok := <-p.conns
-	if !ok {
-		return nil, net.ErrClosed
-	}
-	return c, nil
-}
-func (p *pipes) Close() error   { p.once.Do(func() { close(p.conns) }); return nil }
-func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
-
 func TestSlowHeadersAndIdleConnectionsAreCut(t *testing.T) {
 	for name, k := range map[string]struct {
 		first string        // sent at once
@@ -127,7 +112,7 @@ func TestSlowHeadersAndIdleConnectionsAreCut(t *testing.T) {
 		}
 		s.Close()
 		synctest.Test(t, func(t *testing.T) {
-			ln := &pipes{conns: make(chan net.Conn)}
+			ln := &servetest.Pipes{Conns: make(chan net.Conn)}
 			s.listener = ln
 			ctx, stop := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
@@ -136,7 +121,7 @@ func TestSlowHeadersAndIdleConnectionsAreCut(t *testing.T) {
 			var writer sync.WaitGroup
 			defer writer.Wait()
 			defer client.Close()
-			ln.conns <- server
+			ln.Conns <- server
 			began := time.Now()
 			writer.Go(func() {
 				_, err := io.WriteString(client, k.first)
