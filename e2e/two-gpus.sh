@@ -20,8 +20,13 @@ step "hand-over of 8,192 tokens: plain copy, in place, TCP; on one card and acro
 step "a model of the shape $shape"
 "$bin/randmodel" --shape "$shape" --out "$work/model"
 
-step "equal texts: three serving styles on the cards"
-"$bin/localcluster" verify --device cuda --cases 12 | tee "$out/verify.txt"
+step "equal texts in three serving styles: a node on each card; two stages, and two ranks, over both"
+both=(--node-flag all=--gpu=0,1)
+{
+  "$bin/localcluster" verify --device cuda --cases 12 --node-flag gen0=--gpu=1
+  "$bin/localcluster" verify --device cuda --cases 8 "${both[@]}" --node-flag all=--pp=2
+  "$bin/localcluster" verify --device cuda --cases 8 "${both[@]}" --node-flag all=--ranks=2
+} | tee "$out/verify.txt"
 
 step "the tail of running streams while long prompts arrive"
 MERIDIAN_TEST_BIN=$bin "$bin/tailbench" --model "$work/model" --device cuda --out "$work/tail" ${TAIL_ARGS:-} | tee "$out/tail.md"
@@ -29,7 +34,7 @@ MERIDIAN_TEST_BIN=$bin "$bin/tailbench" --model "$work/model" --device cuda --ou
 step "what is kept"
 for run in "$work"/tail/streams-*/; do
   name=$(basename "$run")
-  cat "$run"/traces/*.jsonl | tail -n 200 | gzip -9 >"$out/$name.jsonl.gz"
+  cat "$run"/traces/*.jsonl | tail -n 40 | gzip -9 >"$out/$name.jsonl.gz"
   for f in check.txt summary.txt advise.txt cdf.svg heat.svg; do cp "$run/$f" "$out/$name-$f"; done
 done
 cp "$work"/tail/*.json "$out/"

@@ -113,7 +113,7 @@ func TestBothFormatsAreWellFormed(t *testing.T) {
 		for err == nil {
 			_, err = d.Token()
 		}
-		if err != io.EOF || !strings.Contains(svg.String(), "stated bound") {
+		if !errors.Is(err, io.EOF) || !strings.Contains(svg.String(), "stated bound") {
 			t.Errorf("%d points: svg: %v", n, err)
 		}
 		if _, err := png.Decode(&img); err != nil {

@@ -41,7 +41,7 @@ func TestABatchGivesEachPeerItsOwnExchanges(t *testing.T) {
 		to := at(t, serve(t, server, respond.Options{Key: []byte("k")}))
 		wg.Go(func() {
 			for range 3 {
-				x, err := b.burst(t.Context(), to, 3, 5*time.Second)
+				x, err := b.burst(t.Context(), to, 3, patience)
 				if err != nil {
 					t.Errorf("peer %d: %v", i, err)
 					return
@@ -92,7 +92,7 @@ func TestABatchTakesNoReplyOfAnotherAddressOrExchange(t *testing.T) {
 		}
 	}()
 	b := batch(t, steady(t, clock.Options{}), nil)
-	x, err := b.burst(t.Context(), peer.LocalAddr().(*net.UDPAddr).AddrPort(), 3, 5*time.Second)
+	x, err := b.burst(t.Context(), peer.LocalAddr().(*net.UDPAddr).AddrPort(), 3, patience)
 	if err != nil || len(x.Exchanges) != 3 {
 		t.Fatalf("%+v %v", x, err)
 	}
@@ -117,7 +117,7 @@ func TestASilentPeerHoldsUpNobodyInItsBatch(t *testing.T) {
 		lost <- err
 	}()
 	for range 5 {
-		if _, err := b.burst(t.Context(), at(t, r), 2, 5*time.Second); err != nil {
+		if _, err := b.burst(t.Context(), at(t, r), 2, patience); err != nil {
 			t.Error(err)
 		}
 	}
@@ -125,10 +125,10 @@ func TestASilentPeerHoldsUpNobodyInItsBatch(t *testing.T) {
 		t.Errorf("the silent peer: %v, want %v", err, ErrNoReply)
 	}
 	// One that no packet can be sent to fails at once and leaves the others alone.
-	if _, err := b.burst(t.Context(), netip.MustParseAddrPort("255.255.255.255:9"), 4, 5*time.Second); !errors.Is(err, ErrNoReply) {
+	if _, err := b.burst(t.Context(), netip.MustParseAddrPort("255.255.255.255:9"), 4, patience); !errors.Is(err, ErrNoReply) {
 		t.Errorf("an address without a way: %v, want %v", err, ErrNoReply)
 	}
-	if x, err := b.burst(t.Context(), at(t, r), 2, 5*time.Second); err != nil || len(x.Exchanges) < 2 {
+	if x, err := b.burst(t.Context(), at(t, r), 2, patience); err != nil || len(x.Exchanges) < 2 {
 		t.Errorf("after that: %+v %v", x, err)
 	}
 }
@@ -183,7 +183,7 @@ func TestAClockThatChangesWithinABurstProvesNothing(t *testing.T) {
 	if _, err := prober(t, client, Options{ClockAddr: addr}).Burst(t.Context(), 4); !errors.Is(err, ErrTwoClock) {
 		t.Errorf("over its own socket: %v, want %v", err, ErrTwoClock)
 	}
-	if _, err := batch(t, client, nil).burst(t.Context(), netip.MustParseAddrPort(addr), 4, 5*time.Second); !errors.Is(err, ErrTwoClock) {
+	if _, err := batch(t, client, nil).burst(t.Context(), netip.MustParseAddrPort(addr), 4, patience); !errors.Is(err, ErrTwoClock) {
 		t.Errorf("by the batch: %v, want %v", err, ErrTwoClock)
 	}
 }
@@ -221,7 +221,7 @@ func TestPacketsOfAVolleyAreSentAtOnceAndAskForEachOthersStamp(t *testing.T) {
 			}
 		}
 	}()
-	x, err := batch(t, steady(t, clock.Options{}), nil).burst(t.Context(), c.LocalAddr().(*net.UDPAddr).AddrPort(), volley, 5*time.Second)
+	x, err := batch(t, steady(t, clock.Options{}), nil).burst(t.Context(), c.LocalAddr().(*net.UDPAddr).AddrPort(), volley, patience)
 	if err != nil || x.Lost > 0 {
 		t.Fatalf("%+v %v", x, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -45,11 +46,18 @@ func serve(t testing.TB, s *clock.Steady, o respond.Options) *respond.Responder 
 	return r
 }
 
+// patience is how long an answer that comes is waited for.
+const patience = time.Minute
+
+// impatient has a prober wait shortly for answers over UDP, which do not come.
+func impatient(p *Prober) *Prober {
+	p.udp.opts.Timeout = 50 * time.Millisecond
+	return p
+}
+
 func prober(t testing.TB, s *clock.Steady, o Options) *Prober {
 	t.Helper()
-	if o.Timeout == 0 {
-		o.Timeout = 2 * time.Second
-	}
+	o.Timeout = patience
 	p, err := New(s, o)
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +102,7 @@ func TestBurstsCoverTheTruthOnEveryTransport(t *testing.T) {
 				if b.Transport != c.want[0] && b.Transport != c.want[len(c.want)-1] {
 					t.Errorf("transport %s, want %v", b.Transport, c.want)
 				}
-				if b.Peer != server.ID() || b.Remote == nil || b.Local == nil || len(b.Exchanges) < 8 {
+				if b.Peer != server.ID() || b.Remote == nil || b.Local == nil || len(b.Exchanges) < 8 && !slept(b) {
 					t.Errorf("burst %+v", b)
 				}
 				for i := range b.Exchanges {
@@ -107,6 +115,12 @@ func TestBurstsCoverTheTruthOnEveryTransport(t *testing.T) {
 	if c := r.Counters(); c.Replies == 0 || c.Errors != 0 {
 		t.Errorf("counters %+v", c)
 	}
+}
+
+// slept says whether a burst over HTTP was cut short since the server took long for an answer, as one that had no processor does.
+func slept(b Burst) bool {
+	last := b.Exchanges[len(b.Exchanges)-1]
+	return b.Transport == HTTP && last.T3-last.T2 > int64(50*time.Millisecond)
 }
 
 func TestALiarIsBelievedByTheProbe(t *testing.T) {
@@ -127,7 +141,7 @@ func TestWithoutAnAnswerOverUDPTheProberGoesOnOverHTTP(t *testing.T) {
 	server := steady(t, clock.Options{})
 	web := httptest.NewServer(clock.OffsetHandler(server, clock.NewAdjusted(server)))
 	t.Cleanup(web.Close)
-	p := prober(t, steady(t, clock.Options{}), Options{ClockAddr: "127.0.0.1:1", URL: web.URL, Timeout: 50 * time.Millisecond})
+	p := impatient(prober(t, steady(t, clock.Options{}), Options{ClockAddr: "127.0.0.1:1", URL: web.URL}))
 	for range udpTries - 1 {
 		if _, err := p.Burst(t.Context(), 1); !errors.Is(err, ErrNoReply) {
 			t.Fatalf("first burst: %v", err)
@@ -141,30 +155,34 @@ func TestWithoutAnAnswerOverUDPTheProberGoesOnOverHTTP(t *testing.T) {
 
 // A peer that was away is asked over UDP as soon as it is back: that it did not answer over HTTP either says nothing against UDP.
 func TestAPeerThatWasAwayIsAskedOverUDPAgain(t *testing.T) {
-	first, err := respond.Listen("127.0.0.1:0", steady(t, clock.Options{}), respond.Options{})
+	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := first.Addr().String()
-	gone, leave := context.WithCancel(t.Context())
-	leave()
-	if err := first.Serve(gone); err != nil { // closes the socket
-		t.Fatal(err)
-	}
-	p := prober(t, steady(t, clock.Options{}), Options{ClockAddr: addr, URL: "http://127.0.0.1:1", Timeout: 50 * time.Millisecond})
+	var back atomic.Bool
+	done := make(chan struct{})
+	t.Cleanup(func() { c.Close(); <-done })
+	go func() {
+		defer close(done)
+		var b [ntp.Size + 1]byte
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(b[:])
+			if err != nil {
+				return
+			}
+			if q, err := ntp.ParsePacket(b[:n], nil); err == nil && back.Load() {
+				_, _ = c.WriteToUDPAddrPort(ntp.Packet{Reply: true, Seq: q.Seq, Epoch: 7, T2: 5, T3: 6}.Append(nil, nil), from)
+			}
+		}
+	}()
+	p := impatient(prober(t, steady(t, clock.Options{}), Options{ClockAddr: c.LocalAddr().String(), URL: "http://127.0.0.1:1"}))
 	for range udpTries + 3 {
 		if b, err := p.Burst(t.Context(), 1); err == nil {
 			t.Fatalf("nobody answered: %+v", b)
 		}
 	}
-	back, err := respond.Listen(addr, steady(t, clock.Options{}), respond.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- back.Serve(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
+	back.Store(true)
+	p.udp.opts.Timeout = patience
 	if b, err := p.Burst(t.Context(), 1); err != nil || b.Transport == HTTP {
 		t.Errorf("back again: %+v %v", b, err)
 	}
@@ -175,7 +193,7 @@ func TestUDPIsTriedAgainSoonAfterAPause(t *testing.T) {
 	server := steady(t, clock.Options{})
 	web := httptest.NewServer(clock.OffsetHandler(server, clock.NewAdjusted(server)))
 	t.Cleanup(web.Close)
-	p := prober(t, steady(t, clock.Options{}), Options{ClockAddr: "127.0.0.1:1", URL: web.URL, Timeout: 50 * time.Millisecond})
+	p := impatient(prober(t, steady(t, clock.Options{}), Options{ClockAddr: "127.0.0.1:1", URL: web.URL}))
 	tried, before := []int{}, 0
 	for i := range 200 {
 		_, _ = p.Burst(t.Context(), 1)
@@ -190,9 +208,12 @@ func TestUDPIsTriedAgainSoonAfterAPause(t *testing.T) {
 
 func TestAWrongKeyAndStrangersGetNoAnswer(t *testing.T) {
 	r := serve(t, steady(t, clock.Options{}), respond.Options{Key: []byte("right")})
-	p := prober(t, steady(t, clock.Options{}), Options{ClockAddr: r.Advertised("127.0.0.1"), Key: []byte("wrong"), Timeout: 20 * time.Millisecond})
+	p := impatient(prober(t, steady(t, clock.Options{}), Options{ClockAddr: r.Advertised("127.0.0.1"), Key: []byte("wrong")}))
 	if _, err := p.Burst(t.Context(), 2); !errors.Is(err, ErrNoReply) {
 		t.Errorf("error %v, want %v", err, ErrNoReply)
+	}
+	for end := time.Now().Add(patience); r.Counters().Foreign == 0 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond) // the responder may come to it after the prober has given up
 	}
 	if c := r.Counters(); c.Foreign == 0 || c.Replies != 0 {
 		t.Errorf("counters %+v", c)

@@ -1,13 +1,13 @@
 package service
 
 import (
-	"strings"
 	"testing"
 	"time"
 
 	"meridian.internal/shared/bus"
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/node"
+	"meridian.internal/shared/serve/servetest"
 )
 
 // lost is how the clock history goes; what is said before and after it is held against the truth.
@@ -103,19 +103,15 @@ func TestAClockHistoryThatIsDeletedIsMadeAnew(t *testing.T) {
 
 // All of NATS' state is gone, registrations and lease too.
 func TestNATSComesBackEmpty(t *testing.T) {
-	nats := startNATS(t)
+	addr := servetest.Addr(t)
+	nats := startNATSAt(t, addr)
 	c := connect(t, nats)
 	router := startProcess(t, c, node.RoleRouter, "r0", clock.Options{FaultSkewPPM: -30})
 	gen := startProcess(t, c, node.RoleGen, "gen-0", clock.Options{FaultSkewPPM: 70})
 	svc, _ := startService(t, nats, "old")
 	before := published(t, c, "r0", "gen-0", func(p clock.Published) bool { return p.Usable() && p.Seq >= 4 })
 	nats.Close()
-	again, err := bus.StartEmbedded(bus.EmbeddedOptions{Listen: strings.TrimPrefix(nats.URL(), "nats://"), StoreDir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(again.Close)
-	c = connect(t, again)
+	c = connect(t, startNATSAt(t, addr))
 	after := published(t, c, "r0", "gen-0", func(p clock.Published) bool { return p.Usable() && p.Seq > before.Seq })
 	covers(t, after.Estimate, router.steady, gen.steady)
 	for _, st := range svc.tracker.Statuses() {

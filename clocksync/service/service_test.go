@@ -16,7 +16,7 @@ import (
 	"meridian.internal/shared/node"
 )
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func within(t testing.TB) context.Context {
 	t.Helper()
@@ -27,7 +27,12 @@ func within(t testing.TB) context.Context {
 
 func startNATS(t testing.TB) *bus.Embedded {
 	t.Helper()
-	e, err := bus.StartEmbedded(bus.EmbeddedOptions{Listen: "127.0.0.1:0", StoreDir: t.TempDir()})
+	return startNATSAt(t, "127.0.0.1:0")
+}
+
+func startNATSAt(t testing.TB, listen string) *bus.Embedded {
+	t.Helper()
+	e, err := bus.StartEmbedded(bus.EmbeddedOptions{Listen: listen, StoreDir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,6 +122,12 @@ func startService(t testing.TB, e *bus.Embedded, name string, ws ...Worker) (*Se
 // published waits for a value of a pair that is as wanted.
 func published(t testing.TB, c *bus.Conn, router, nodeName string, want func(clock.Published) bool) clock.Published {
 	t.Helper()
+	return watch(t, c, router, nodeName)(want)
+}
+
+// watch has every value of a pair from now on told to who waits for one that is as wanted, once.
+func watch(t testing.TB, c *bus.Conn, router, nodeName string) (wait func(want func(clock.Published) bool) clock.Published) {
+	t.Helper()
 	ctx := within(t)
 	kv, err := c.KV(ctx, bus.BucketClocks)
 	for ; err != nil && ctx.Err() == nil; kv, err = c.KV(ctx, bus.BucketClocks) {
@@ -129,19 +140,22 @@ func published(t testing.TB, c *bus.Conn, router, nodeName string, want func(clo
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer w.Stop() //nolint:errcheck // the test is over
-	for {
-		select {
-		case u := <-w.Updates():
-			if u == nil {
-				continue
+	return func(want func(clock.Published) bool) clock.Published {
+		t.Helper()
+		defer w.Stop()
+		for {
+			select {
+			case u := <-w.Updates():
+				if u == nil {
+					continue
+				}
+				p, err := clock.ParsePublished(u.Value())
+				if err == nil && want(p) {
+					return p
+				}
+			case <-ctx.Done():
+				t.Fatalf("nothing published for %s and %s that is as wanted", router, nodeName)
 			}
-			p, err := clock.ParsePublished(u.Value())
-			if err == nil && want(p) {
-				return p
-			}
-		case <-ctx.Done():
-			t.Fatalf("nothing published for %s and %s that is as wanted", router, nodeName)
 		}
 	}
 }
@@ -182,13 +196,16 @@ func TestEstimatesOfNodesAgainstRoutersArePublishedAndPushed(t *testing.T) {
 		published(t, c, "r0", "gen 0", usable)
 	}
 	st := skewed.adjusted.State()
+	before := router.steady.Now()
 	n := skewed.steady.Now()
+	after := router.steady.Now()
 	off, ok := skewed.adjusted.Offset(n)
 	if !ok || st.BoundNS == nil || st.Epoch != skewed.steady.ID().Epoch() || st.Reference != router.steady.ID() {
 		t.Fatalf("pushed state %+v", st)
 	}
-	if d := n + off - router.steady.Now(); d > 1e7 || d < -1e7 {
-		t.Errorf("the node's own view errs by %d ns", d)
+	slack := *st.BoundNS + 1e7 // what it was at the push, and what the offset has drifted since
+	if at := n + off; at < before-slack || at > after+slack {
+		t.Errorf("the node puts its stamp at %d, it was taken between %d and %d of the router's clock", at, before, after)
 	}
 
 	rows := svc.Rows()
@@ -204,9 +221,9 @@ func TestProcessesOfOneKernelGetTheIdentity(t *testing.T) {
 	router := startProcess(t, c, node.RoleRouter, "r0", clock.Options{})
 	gen := startProcess(t, c, node.RoleGen, "gen-0", clock.Options{})
 	startService(t, nats, "cs")
-	p := published(t, c, "r0", "gen-0", usable)
+	p := published(t, c, "r0", "gen-0", func(p clock.Published) bool { return p.State == clock.Identity }) // measured, where the proof is late
 	want := router.steady.AnchorErrNS() + gen.steady.AnchorErrNS()
-	if p.State != clock.Identity || p.OffsetNS != 0 || p.BoundNS() != want || want <= 0 {
+	if p.OffsetNS != 0 || p.BoundNS() != want || want <= 0 {
 		t.Errorf("published %+v, want offset 0 ± %d", p, want)
 	}
 }
@@ -233,14 +250,19 @@ func TestAForeignWorkerGetsSecondsAlone(t *testing.T) {
 	}))
 	t.Cleanup(web.Close)
 	startService(t, nats, "cs", Worker{"trt", web.URL})
-	select {
-	case b := <-bodies:
-		off, _ := b["offset"].(float64)
-		if len(b) != 1 || off > -4.99 || off < -5.01 {
-			t.Errorf("pushed %v, want an offset of -5 s alone", b)
+	for limit := within(t); ; {
+		select {
+		case b := <-bodies:
+			off, ok := b["offset"].(float64)
+			if !ok || len(b) != 1 {
+				t.Fatalf("pushed %v, want an offset alone", b)
+			}
+			if off > -5.01 && off < -4.99 { // what is known of it when no answer was quick errs by more
+				return
+			}
+		case <-limit.Done():
+			t.Fatal("no offset of about -5 s was pushed")
 		}
-	case <-within(t).Done():
-		t.Fatal("nothing was pushed")
 	}
 }
 
@@ -281,8 +303,9 @@ func TestARestartedDaemonGoesOnWhereTheOldOneStopped(t *testing.T) {
 			t.Errorf("log against %q: %d estimates, %v", router, len(es), err)
 		}
 	}
+	first := watch(t, c, "r0", "gen-0") // before the daemon is there: its first values have successors soon
 	svc, _ := startService(t, nats, "cs")
-	p := published(t, c, "r0", "gen-0", func(p clock.Published) bool { return p.Usable() && p.Seq < 4 })
+	p := first(func(p clock.Published) bool { return p.Usable() && p.Seq < 4 })
 	covers(t, p.Estimate, router.steady, gen.steady)
 	for _, st := range svc.tracker.Statuses() {
 		if st.Stats.Restored < 1 {

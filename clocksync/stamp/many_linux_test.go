@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"testing"
-	"time"
 
 	"meridian.internal/shared/clock"
 )
@@ -68,7 +67,7 @@ func TestABatchHasAStampForEachPacketThatKeepsTheOrder(t *testing.T) {
 				rest = rest[n:]
 			}
 			got, sent := map[string]RX{}, map[uint32]TX{}
-			for until := s.Now() + int64(5*time.Second); (len(got) < len(ds) || len(sent) < len(ds)) && s.Now() < until; {
+			for until := s.Now() + int64(patience); (len(got) < len(ds) || len(sent) < len(ds)) && s.Now() < until; {
 				m.Receive(func(from netip.AddrPort, data []byte, rx RX) {
 					got[string(data)] = rx
 					for _, d := range ds {
@@ -123,7 +122,7 @@ func TestABatchDropsStampsAcrossAWallClockStep(t *testing.T) {
 	}
 	m.pair.wall -= 10_000 // as if the wall clock had been set forward since
 	stepped := false
-	for until := s.Now() + int64(5*time.Second); !stepped && s.Now() < until; {
+	for until := s.Now() + int64(patience); !stepped && s.Now() < until; {
 		stepped = !m.Sent(func(tx TX) { t.Errorf("a stamp next to a step was mapped to %d", tx.NS) })
 	}
 	if !stepped {

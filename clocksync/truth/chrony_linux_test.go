@@ -32,7 +32,7 @@ func (s ntpServer) said(t time.Time) float64 {
 }
 
 // start runs the server and the script that feeds its reference clock.
-func (s ntpServer) start(t *testing.T, ctx context.Context, wg *sync.WaitGroup) {
+func (s ntpServer) start(ctx context.Context, t *testing.T, wg *sync.WaitGroup) {
 	t.Helper()
 	dir := t.TempDir()
 	sock := filepath.Join(dir, "ref.sock")
@@ -96,7 +96,7 @@ func TestUTCOfThreeServersOfWhichOneLiesIsCovered(t *testing.T) {
 		if i == 2 {
 			s.offset += 50 * time.Millisecond
 		}
-		s.start(t, ctx, &wg)
+		s.start(ctx, t, &wg)
 		addrs = append(addrs, fmt.Sprintf("127.0.0.1:%d", s.port))
 	}
 	steady, err := clock.New(clock.Options{})

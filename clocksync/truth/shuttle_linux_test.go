@@ -14,8 +14,9 @@ import (
 func connect(t *testing.T, nsA, nsB string, there, back shuttle.Path) {
 	t.Helper()
 	var files []*os.File
+	devA, devB := fmt.Sprintf("mt%da", os.Getpid()), fmt.Sprintf("mt%db", os.Getpid()) // another process may have devices too
 	for _, x := range []struct{ dev, ns, own, peer string }{
-		{"mtuna", nsA, "10.77.0.1", "10.77.0.2"}, {"mtunb", nsB, "10.77.0.2", "10.77.0.1"},
+		{devA, nsA, "10.77.0.1", "10.77.0.2"}, {devB, nsB, "10.77.0.2", "10.77.0.1"},
 	} {
 		f, err := shuttle.Open(x.dev)
 		if err != nil {

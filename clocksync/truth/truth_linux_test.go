@@ -224,11 +224,20 @@ func TestAnAsymmetricLossyPathIsCovered(t *testing.T) {
 	port, _ := responder(t, "10.77.0.2:0", append([]string{"ip", "netns", "exec", b}, shifted...)...)
 	es := probe(t, "10.77.0.2:"+port, 15, "ip", "netns", "exec", a)
 	check(t, es, -shiftS*1e9)
+	// Half of the asymmetry is 2 ms; nothing can find it, but the bound has to admit it. A packet that waited for a processor on
+	// the short way hides some of the asymmetry, and only from bursts in which every packet did.
+	far := 0
 	for _, e := range es {
-		// Half of the asymmetry is 2 ms; nothing can find it, but the bound has to admit it.
-		if d := math.Abs(float64(e.OffsetNS + shiftS*1e9)); e.Usable() && (d < 1e6 || e.BoundNS() < 2_500_000) {
+		d := math.Abs(float64(e.OffsetNS + shiftS*1e9))
+		if e.Usable() && e.BoundNS() < 2_500_000 {
 			t.Errorf("error %.0f ns and bound %d ns over a path of 1 and 5 ms", d, e.BoundNS())
 		}
+		if e.Usable() && d > 1e6 {
+			far++
+		}
+	}
+	if far == 0 {
+		t.Errorf("no estimate of %d errs by 1 ms or more over a path of 1 and 5 ms", len(es))
 	}
 }
 
@@ -249,7 +258,7 @@ func TestABentClockIsFollowedIdleAndUnderLoad(t *testing.T) {
 				t.Skip("loads all cores for some seconds")
 			}
 			own, bent := steady(t, clock.Options{}), steady(t, clock.Options{FaultSkewPPM: 50})
-			ctx, cancel := context.WithTimeout(t.Context(), warm+length)
+			ctx, cancel := context.WithCancel(t.Context())
 			var wg sync.WaitGroup
 			defer wg.Wait()
 			defer cancel()
@@ -268,7 +277,9 @@ func TestABentClockIsFollowedIdleAndUnderLoad(t *testing.T) {
 			wg.Go(func() { _ = tr.Run(ctx) })
 			m := measure{own: own, bent: bent}
 			time.Sleep(warm)
-			for ctx.Err() == nil {
+			end := time.Now().Add(length)
+			const patience = time.Minute // for a first estimate, where others load the machine too
+			for late := end.Add(patience); time.Now().Before(end) || len(m.errs) == 0 && time.Now().Before(late); {
 				time.Sleep(20 * time.Millisecond) // at all moments between bursts alike
 				if e, ok := tr.Newest("bent"); ok {
 					m.take(e)

@@ -102,7 +102,7 @@ func TestWithoutAMajorityThereIsNoUTC(t *testing.T) {
 		"one of three answers":           {"a": good(), "b": {err: errors.New("timeout")}, "c": {err: errors.New("timeout")}},
 		"three that contradict":          {"a": good(), "b": lie(time.Second), "c": lie(-time.Second)},
 		"two that contradict":            {"a": good(), "b": lie(time.Second)},
-		"a computer's own clock":         {"a": {stratum: 3, refID: 127<<24 | 127<<16 | 1<<8 | 0}},
+		"a computer's own clock":         {"a": {stratum: 3, refID: 127<<24 | 127<<16 | 1<<8}},
 		"a server that says: go away":    {"a": {stratum: 0, kiss: "DENY"}},
 		"a server that is not in sync":   {"a": {stratum: 16}},
 		"a server from the distant past": {"a": {stratum: 1, lie: -1000 * time.Hour}, "b": {err: errors.New("x")}},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/labstack/echo/v4"
 
+	"meridian.internal/clocksync/rankclock"
 	"meridian.internal/clocksync/respond"
 	"meridian.internal/gpu/device"
 	"meridian.internal/gpu/kvwire"
@@ -42,6 +43,9 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 	if err := c.Device.Validate(); err != nil {
 		return err
 	}
+	if c.Device.Rank > 0 {
+		return c.rank(ctx, log.With("rank", c.Device.Rank))
+	}
 	d, err := worker.Open(ctx, c.Flags, c.Listen, phase.Ctx, log)
 	if err != nil {
 		return err
@@ -54,7 +58,7 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 	if t := d.Cluster.KVServer(); t != nil {
 		ln = tls.NewListener(ln, t)
 	}
-	c.Device.Sink = d.Ledger.Sink()
+	c.Device.ClockID, c.Device.Sink = d.Steady.ID(), d.Ledger.Sink()
 	c.Device.KVEvents, c.Device.KVEpoch = d.KVEvents()
 	dev, err := device.Open(c.Device, d.Steady.Now, log)
 	if err != nil {
@@ -70,6 +74,17 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 	return c.serve(ctx, d, dev, ln, log)
 }
 
+// rank runs a rank of this node that is a process of its own.
+func (c *CLI) rank(ctx context.Context, log *slog.Logger) error {
+	return worker.RunRank(ctx, c.Flags, phase.Ctx, log, func(ctx context.Context, r *worker.Rank) error {
+		c.Device.Sink = r.Sink
+		o := rankclock.Options{Steady: r.Steady, Key: r.Cluster.Key("clock"), KernelDir: c.SharedKernelDir, Logger: log}
+		return rankclock.Serve(ctx, o, func(addr string) error {
+			return device.ServeRank(ctx, c.Device, r.Steady, addr, log)
+		})
+	})
+}
+
 func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, ln net.Listener, log *slog.Logger) error {
 	d.Hardware.Watch(dev.WatchGPU)
 	if err := d.Ledger.Start(ledgerOf(d, dev)); err != nil {
@@ -77,6 +92,13 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 		d.Close(ctx)
 		return err
 	}
+	clocks, err := rankclock.Follow(ctx, rankclock.Options{Steady: d.Steady, Key: d.Cluster.Key("clock"), KernelDir: c.SharedKernelDir, Logger: log}, dev.RankClocks())
+	if err != nil {
+		_ = ln.Close()
+		d.Close(ctx)
+		return err
+	}
+	defer clocks.Close()
 	clockUDP, err := respond.Listen(c.ClockListen, d.Steady, respond.Options{Key: d.Cluster.Key("clock"), KernelDir: c.SharedKernelDir, Logger: log})
 	if err != nil {
 		_ = ln.Close()
@@ -105,10 +127,10 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 	d.Routes().DELETE("/kv/:id", p.release)
 	return d.Run(ctx, worker.Parts{
 		Face: worker.Options{
-			Model: modelOf(dev, c.Device.MaxBatchSize), Tokenizer: dev.Tokenizer, Kind: device.Kind, CardClock: dev.CardClock,
+			Model: modelOf(dev, c.Device.MaxBatchSize*dev.Engine.Ranks()), Tokenizer: dev.Tokenizer, Kind: device.Kind, CardClocks: dev.CardClocks, RankClock: clocks.Newest,
 			Aggregated: p.Aggregated, Context: p.Context, KVAddr: p.Endpoint,
 		},
-		Engine: dev.Engine, ClockAddr: clockUDP.Advertised(d.Host),
+		Engine: dev.Engine, Stages: dev.Info.Stages, ClockAddr: clockUDP.Advertised(d.Host),
 		Beside: []func(context.Context) error{clockUDP.Serve, func(ctx context.Context) error { return server.Serve(ctx, ln) }},
 	})
 }

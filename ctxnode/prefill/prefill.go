@@ -14,15 +14,16 @@ import (
 
 	"meridian.internal/gpu/engine"
 	"meridian.internal/gpu/kvwire"
+	"meridian.internal/gpu/ranks"
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/phase"
 	"meridian.internal/shared/worker"
 )
 
-// Engine runs requests. *ranks.Group and *engine.Engine are such.
+// Engine runs requests. *ranks.Group is one.
 type Engine interface {
-	Submit(infer.Request) (*engine.Sequence, error)
+	Submit(infer.Request) (ranks.Sequence, error)
 }
 
 // Prefiller starts context legs.
@@ -44,7 +45,7 @@ func (p *Prefiller) Aggregated(_ context.Context, l *worker.Leg) (worker.Sequenc
 
 // Context is the worker.Runner of context legs.
 func (p *Prefiller) Context(ctx context.Context, l *worker.Leg) (worker.Sequence, error) {
-	var seq *engine.Sequence
+	var seq ranks.Sequence
 	begin := func() (_ kvwire.Export, err error) {
 		if seq, err = p.Engine.Submit(l.Request); err != nil {
 			return nil, err
@@ -111,7 +112,7 @@ func transferOf(r kvwire.Report) *phase.Transfer {
 
 // leg is the sequence of a context leg: its end settles the offer.
 type leg struct {
-	seq    *engine.Sequence
+	seq    ranks.Sequence
 	offer  *kvwire.Offer
 	l      *worker.Leg
 	tokens []infer.Token
@@ -136,7 +137,7 @@ func (g *leg) Next(ctx context.Context) ([]infer.Token, *infer.Done, error) {
 	tokens, done, err := g.seq.Next(sub)
 	cancel(nil)
 	<-watching
-	if err != nil && ctx.Err() == nil && context.Cause(sub) == errOfferEnded {
+	if err != nil && ctx.Err() == nil && errors.Is(context.Cause(sub), errOfferEnded) {
 		g.over.Store(true)
 		g.seq.Cancel()
 		select { // who ended the other leg may have ended this one too, by another connection

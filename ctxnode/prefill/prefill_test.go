@@ -21,6 +21,9 @@ import (
 
 func now() int64 { return time.Now().UnixNano() }
 
+// patient is for a peer that is there and waits for a processor.
+var patient = kvwire.Timing{Lost: time.Minute, Idle: time.Minute, Handshake: time.Minute}
+
 // rig is a prefiller on a simulated device, and a client that takes KV and throws it away.
 type rig struct {
 	*Prefiller
@@ -45,9 +48,9 @@ func newRig(t *testing.T, step, lease time.Duration) *rig {
 	}
 	hello := kvwire.HelloOf("ctx0", "", dev.Info, 1)
 	r := &rig{dev: dev, Prefiller: &Prefiller{Engine: dev.Engine, Endpoint: ln.Addr().String()}}
-	r.Server = kvwire.NewServer(kvwire.ServerOptions{Hello: hello, Epoch: 1, Blocks: dev.Info.KVBlocks, Lease: lease, Now: now, Logger: log})
+	r.Server = kvwire.NewServer(kvwire.ServerOptions{Hello: hello, Epoch: 1, Blocks: dev.Info.KVBlocks, Lease: lease, Timing: patient, Now: now, Logger: log})
 	hello.Node = "gen0"
-	r.client = kvwire.NewClient(kvwire.ClientOptions{Hello: hello, Epoch: 2, Now: now, Logger: log})
+	r.client = kvwire.NewClient(kvwire.ClientOptions{Hello: hello, Epoch: 2, Timing: patient, Now: now, Logger: log})
 	ctx, cancel := context.WithCancel(context.Background())
 	var run sync.WaitGroup
 	run.Go(func() { _ = r.Server.Serve(ctx, ln) })
@@ -56,7 +59,7 @@ func newRig(t *testing.T, step, lease time.Duration) *rig {
 		dev.Engine.Drain()
 		select {
 		case <-dev.Engine.Drained():
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Errorf("the engine is not idle: %+v", dev.Engine.Load())
 		}
 		if n := dev.Engine.LeakedBlocks(); n != 0 {
@@ -84,15 +87,26 @@ func legOf(id int64, style string, prompt, maxTokens int) *worker.Leg {
 }
 
 // nowhere is a sink that installs nothing.
-type nowhere struct{}
+type nowhere struct {
+	came func() // called with each span; may be nil
+}
 
-func (nowhere) Write(context.Context, infer.Span, []byte) error { return nil }
+func (n nowhere) Write(context.Context, infer.Span, []byte) error {
+	if n.came != nil {
+		n.came()
+	}
+	return nil
+}
 
 func (nowhere) Pull(context.Context, infer.Span, backend.Attached, []int32) (int64, error) {
 	return 0, nil
 }
 
 func (r *rig) fetch(ctx context.Context, l *worker.Leg) (kvwire.Trailer, error) {
+	return r.fetchInto(ctx, l, nowhere{})
+}
+
+func (r *rig) fetchInto(ctx context.Context, l *worker.Leg, to nowhere) (kvwire.Trailer, error) {
 	tr, err := r.client.Open(ctx, r.Endpoint, l.Request.ID)
 	if err != nil {
 		return kvwire.Trailer{}, err
@@ -101,7 +115,7 @@ func (r *rig) fetch(ctx context.Context, l *worker.Leg) (kvwire.Trailer, error) 
 	if err := tr.Request(ctx, 0, time.Minute); err != nil {
 		return kvwire.Trailer{}, err
 	}
-	return tr.Receive(ctx, len(l.Request.Prompt), nowhere{})
+	return tr.Receive(ctx, len(l.Request.Prompt), to)
 }
 
 // finish reads a leg to its end; like a face it cancels what it gives up.
@@ -123,10 +137,18 @@ func finish(ctx context.Context, s worker.Sequence) (int, *infer.Done, error) {
 	}
 }
 
+const (
+	// long is the length of a prompt whose prefill takes 28 chunks.
+	long = 896
+	// slow is the time of a chunk where something has to happen before the last: within seconds, also on a loaded machine. A
+	// prefill that is ended in its middle does not take so long.
+	slow = 100 * time.Millisecond
+)
+
 func TestKVTravelsWhilePrefillRuns(t *testing.T) {
-	r := newRig(t, 20*time.Millisecond, time.Second)
+	r := newRig(t, slow, time.Minute)
 	defer r.stop()
-	l := legOf(1, "generation_first", 160, 10) // five chunks
+	l := legOf(1, "generation_first", long, 10)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		tr, err := r.fetch(t.Context(), l)
@@ -147,10 +169,10 @@ func TestKVTravelsWhilePrefillRuns(t *testing.T) {
 		t.Fatal(fault)
 	}
 	chunks := done.Report.Chunks
-	if len(chunks) < 4 || l.Transfer.StartNS == nil || *l.Transfer.StartNS >= chunks[len(chunks)-1].ForwardStartNS {
+	if len(chunks) < 28 || l.Transfer.StartNS == nil || *l.Transfer.StartNS >= chunks[len(chunks)-1].ForwardStartNS {
 		t.Errorf("%d chunks, the last began at %d, the first bytes left at %v", len(chunks), chunks[len(chunks)-1].ForwardStartNS, l.Transfer.StartNS)
 	}
-	if l.Transfer.Tokens != 160 || l.Transfer.Bytes != int64(160*r.dev.Info.KVBytes(0, r.dev.Info.Layers)) || l.Transfer.InstalledNS == nil {
+	if l.Transfer.Tokens != long || l.Transfer.Bytes != int64(long*r.dev.Info.KVBytes(0, r.dev.Info.Layers)) || l.Transfer.InstalledNS == nil {
 		t.Errorf("transfer %+v", l.Transfer)
 	}
 	if l.Answer == nil || len(l.Answer.FirstGenTokens) != 1 || *l.Answer.CtxInfoEndpoint != "tcp://"+r.Endpoint || *l.Answer.ScheduleStyle != api.GenerationFirst {
@@ -163,27 +185,32 @@ func TestALegEndsWithAReason(t *testing.T) {
 		name    string
 		style   string
 		max     int
+		chunk   time.Duration
 		receive func(r *rig, l *worker.Leg) // what the other side does, from the start
 		settled string                      // of the hand-over; "": well; "-": there is none
 		failed  string                      // of the leg
 	}{
-		{"the receiver takes it", "context_first", 9, func(r *rig, l *worker.Leg) { _, _ = r.fetch(context.Background(), l) }, "", ""},
-		{"no receiver comes", "context_first", 9, func(*rig, *worker.Leg) {}, "no receiver", ""},
-		{"one token was all that was asked for", "context_first", 1, func(*rig, *worker.Leg) {}, "-", ""},
-		{"one token was all, and the receiver waits", "generation_first", 1, func(r *rig, l *worker.Leg) { _, _ = r.fetch(context.Background(), l) }, "", ""},
-		{"the receiver goes away during prefill", "generation_first", 9, func(r *rig, l *worker.Leg) {
-			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
+		{"the receiver takes it", "context_first", 9, time.Millisecond, func(r *rig, l *worker.Leg) { _, _ = r.fetch(context.Background(), l) }, "", ""},
+		{"no receiver comes", "context_first", 9, time.Millisecond, func(*rig, *worker.Leg) {}, "no receiver", ""},
+		{"one token was all that was asked for", "context_first", 1, time.Millisecond, func(*rig, *worker.Leg) {}, "-", ""},
+		{"one token was all, and the receiver waits", "generation_first", 1, time.Millisecond, func(r *rig, l *worker.Leg) { _, _ = r.fetch(context.Background(), l) }, "", ""},
+		{"the receiver goes away during prefill", "generation_first", 9, slow, func(r *rig, l *worker.Leg) {
+			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
-			_, _ = r.fetch(ctx, l)
+			_, _ = r.fetchInto(ctx, l, nowhere{came: cancel})
 		}, "receiver went away", "generation node went away"},
-		{"the lease is released", "context_first", 9, func(r *rig, l *worker.Leg) {
+		{"the lease is released", "context_first", 9, slow, func(r *rig, l *worker.Leg) {
 			for !r.Server.Withdraw(l.Request.ID) {
 				time.Sleep(time.Millisecond)
 			}
 		}, "withdrawn", "generation node went away"},
 	} {
-		r := newRig(t, 20*time.Millisecond, 300*time.Millisecond)
-		l := legOf(1, c.style, 160, c.max)
+		lease := time.Minute
+		if c.settled == "no receiver" {
+			lease = 100 * time.Millisecond
+		}
+		r := newRig(t, c.chunk, lease)
+		l := legOf(1, c.style, long, c.max)
 		var other sync.WaitGroup
 		other.Go(func() { c.receive(r, l) })
 		seq, err := r.Context(t.Context(), l)
@@ -209,8 +236,8 @@ func TestALegEndsWithAReason(t *testing.T) {
 
 func TestACancelledLegFreesItsBlocks(t *testing.T) {
 	for _, style := range []string{"generation_first", "context_first"} {
-		r := newRig(t, 20*time.Millisecond, time.Minute)
-		l := legOf(1, style, 160, 9)
+		r := newRig(t, slow, time.Minute)
+		l := legOf(1, style, long, 9)
 		seq, err := r.Context(t.Context(), l)
 		if err != nil {
 			t.Fatal(err)
@@ -220,15 +247,22 @@ func TestACancelledLegFreesItsBlocks(t *testing.T) {
 			t.Errorf("%s: %+v, %v", style, done, err)
 		}
 		cancel()
-		if fault := l.Settle(); fault == nil {
-			t.Errorf("%s: the hand-over counts as done", style)
+		settled := make(chan *phase.Error, 1)
+		go func() { settled <- l.Settle() }()
+		select {
+		case fault := <-settled:
+			if fault == nil {
+				t.Errorf("%s: the hand-over counts as done", style)
+			}
+		case <-time.After(30 * time.Second): // the lease would end it after a minute
+			t.Fatalf("%s: the KV is still on offer", style)
 		}
 		r.stop()
 	}
 }
 
 func TestAnIDThatIsInUseIsRefused(t *testing.T) {
-	r := newRig(t, time.Millisecond, 100*time.Millisecond)
+	r := newRig(t, time.Millisecond, time.Minute)
 	defer r.stop()
 	a, b := legOf(1, "context_first", 20, 9), legOf(1, "context_first", 20, 9)
 	seq, err := r.Context(t.Context(), a)
@@ -243,6 +277,7 @@ func TestAnIDThatIsInUseIsRefused(t *testing.T) {
 	if _, _, err := finish(t.Context(), seq); err != nil {
 		t.Error(err)
 	}
+	r.Server.Withdraw(1)
 	a.Settle()
 }
 

@@ -30,11 +30,11 @@ func TestRandomEndsLeaveNothingBehind(t *testing.T) {
 	n := number(t, "MERIDIAN_RANDOM_ENDS", randomEnds)
 	seed := uint64(number(t, "MERIDIAN_RANDOM_SEED", 1))
 	r := start(t, cluster.Config{Ctx: 2, Gen: 2, NoClocksync: true, NodeArgs: []string{"--sim-step=1ms", "--sim-prefill-token=20us", "--sim-shallow"}})
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute+time.Duration(n)*50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute+time.Duration(n)*50*time.Millisecond)
 	defer cancel()
 	r.ctx = ctx
 	r.soak(t, "warm", 2*endsAtATime)
-	r.idle(t, 5*time.Second)
+	r.idle(t)
 	before, countedBefore := r.held(t), r.outcomes(t)
 	var next, left, failed, finished atomic.Int64
 	var all sync.WaitGroup
@@ -65,9 +65,9 @@ func TestRandomEndsLeaveNothingBehind(t *testing.T) {
 	if err := r.WaitReady(ctx); err != nil {
 		t.Fatal(err)
 	}
-	r.idle(t, 15*time.Second)
+	r.idle(t)
 	var grown string
-	r.poll(t, 20*time.Second, "not everything is back", func() bool {
+	r.poll(t, patience, "not everything is back", func() bool {
 		grown = grownSince(before, r.held(t))
 		return grown == "" || ctx.Err() != nil
 	})
@@ -116,7 +116,7 @@ func (r *rig) killNodes(t *testing.T, draw *rand.Rand, sent *atomic.Int64, n int
 		if err := victim.Signal(syscall.SIGKILL); err != nil {
 			t.Error(err)
 		}
-		<-victim.Done()
+		ended(t, victim)
 		kills++
 		if err := r.Restart(r.ctx, victim); err != nil {
 			t.Error(err)

@@ -3,7 +3,6 @@ package chaos
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 
 	"meridian.internal/e2e/client"
 	"meridian.internal/e2e/cluster"
+	"meridian.internal/shared/serve/servetest"
 )
 
 const (
@@ -26,7 +26,7 @@ const (
 func TestCutStreamsSayWhatUndisturbedOnesSay(t *testing.T) {
 	n := number(t, "MERIDIAN_CUT_STREAMS", cutStreams)
 	r := start(t, cluster.Config{Ctx: 2, Gen: 2, Device: "cpu", NoClocksync: true})
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute+time.Duration(n)*3*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute+time.Duration(n)*3*time.Second)
 	defer cancel()
 	r.ctx = ctx
 	for _, schedule := range []string{"generation_first", "context_first", "aggregated"} {
@@ -58,14 +58,14 @@ func TestCutStreamsSayWhatUndisturbedOnesSay(t *testing.T) {
 			}
 		})
 	}
-	r.idle(t, 10*time.Second)
+	r.idle(t)
 }
 
 // routerOver starts a router that reaches the generation nodes only at the given addresses.
 func (r *rig) routerOver(t *testing.T, schedule string, gens ...string) *client.Client {
 	t.Helper()
 	dir := t.TempDir()
-	args := []string{"--name", "hurt", "--listen", freeAddr(t), "--traces", dir, "--schedule", schedule, "--policy", "round_robin"}
+	args := []string{"--name", "hurt", "--listen", servetest.Addr(t), "--traces", dir, "--schedule", schedule, "--policy", "round_robin"}
 	url := "http://" + args[3]
 	for _, p := range r.Nodes {
 		if p.Kind == "ctxnode" && schedule != "aggregated" { // which would serve there, undisturbed
@@ -93,22 +93,11 @@ func (r *rig) routerOver(t *testing.T, schedule string, gens ...string) *client.
 		}
 	})
 	c := client.New(url, 64)
-	r.poll(t, 20*time.Second, "the router is not ready", func() bool {
+	r.poll(t, patience, "the router is not ready", func() bool {
 		var ready any
 		return c.Get(r.ctx, "/readyz", &ready) == nil
 	})
 	return c
-}
-
-// freeAddr is an address that nobody listens at now.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
 }
 
 // compare sends one request twice: undisturbed, and through the cutters.

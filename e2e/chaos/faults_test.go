@@ -40,6 +40,26 @@ func TestEveryReportedFaultNamesTestsThatExist(t *testing.T) {
 	}
 }
 
+// TestDocumentsNameTestsThatExist is for all the others.
+func TestDocumentsNameTestsThatExist(t *testing.T) {
+	docs, err := filepath.Glob("../../docs/*.md")
+	if err != nil || len(docs) < 10 {
+		t.Fatalf("%d documents, %v", len(docs), err)
+	}
+	tests, named := allTests(t), regexp.MustCompile(`\bTest[A-Z]\w+`)
+	for _, path := range docs {
+		doc, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range named.FindAllString(string(doc), -1) {
+			if !tests[name] {
+				t.Errorf("%s names %s, which does not exist", filepath.Base(path), name)
+			}
+		}
+	}
+}
+
 func allTests(t *testing.T) map[string]bool {
 	t.Helper()
 	tests, declared := map[string]bool{}, regexp.MustCompile(`(?m)^func (Test\w+)\(`)

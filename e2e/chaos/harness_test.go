@@ -3,33 +3,16 @@ package chaos
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"meridian.internal/e2e/client"
 	"meridian.internal/e2e/cluster"
+	"meridian.internal/e2e/clustertest"
 )
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
-
-// bin finds the binaries, or skips the test.
-func bin(t *testing.T) string {
-	t.Helper()
-	if os.Getenv("MERIDIAN_TEST_BIN") == "" {
-		if dir, err := filepath.Abs("../../bin"); err == nil {
-			t.Setenv("MERIDIAN_TEST_BIN", dir)
-		}
-	}
-	dir, err := cluster.Binaries()
-	if err != nil {
-		t.Skip("the binaries are not built: make build")
-	}
-	return dir
-}
+var quiet = slog.New(slog.DiscardHandler)
 
 // rig is a running cluster with a client of its first router.
 type rig struct {
@@ -38,42 +21,30 @@ type rig struct {
 	ctx    context.Context
 }
 
-// slowSim makes a decode step 5 ms and a prefill token 0.5 ms, so that there is time to hurt something in between.
+// patience is how long the tests wait for what must happen on a loaded machine: they tell late from never, and log what they
+// measured.
+const patience = 30 * time.Second
+
+// slowSim makes a decode step 5 ms and a prefill token 2 ms, so that there is time to hurt something in between.
 func slowSim() []string {
-	return []string{"--sim-step=5ms", "--sim-prefill-token=500us", "--sim-shallow"}
+	return []string{"--sim-step=5ms", "--sim-prefill-token=2ms", "--sim-shallow"}
 }
 
 func start(t *testing.T, cfg cluster.Config) *rig {
 	t.Helper()
-	return startFor(t, cfg, 2*time.Minute)
+	return startFor(t, cfg, 5*time.Minute)
 }
 
 // startFor starts a cluster that is used no longer than limit.
 func startFor(t *testing.T, cfg cluster.Config, limit time.Duration) *rig {
 	t.Helper()
-	cfg.Bin, cfg.Dir, cfg.Logger = bin(t), t.TempDir(), quiet
 	if cfg.Device == "" {
 		cfg.Device = "sim"
 	}
 	if cfg.Device == "sim" && cfg.NodeArgs == nil {
 		cfg.NodeArgs = slowSim()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	t.Cleanup(cancel)
-	c, err := cluster.Start(ctx, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Errorf("stop: %v", err)
-		}
-		if t.Failed() {
-			for _, p := range c.All() {
-				t.Logf("%s:\n%s", p.Name, p.LogTail(12))
-			}
-		}
-	})
+	c, ctx := clustertest.Start(t, cfg, limit)
 	cl := client.New(c.URL(), 64)
 	t.Cleanup(cl.Close)
 	return &rig{Cluster: c, client: cl, ctx: ctx}
@@ -124,27 +95,51 @@ func (r *rig) send(id string, f map[string]any) *flight {
 	return fl
 }
 
-// wait gives the result; the test fails if there is none within limit.
-func (f *flight) wait(t *testing.T, limit time.Duration) error {
+// begins waits for the first text.
+func (f *flight) begins(t *testing.T) {
+	t.Helper()
+	select {
+	case <-f.first:
+	case err := <-f.result:
+		t.Fatalf("%s ended before its first text: %v", f.id, err)
+	case <-time.After(patience):
+		t.Fatalf("%s has no text after %v", f.id, patience)
+	}
+}
+
+// ended waits for the end of a process that was killed.
+func ended(t *testing.T, p *cluster.Process) {
+	t.Helper()
+	select {
+	case <-p.Done():
+	case <-time.After(patience):
+		t.Fatalf("%s has not ended %v after it was killed", p.Name, patience)
+	}
+}
+
+// wait gives the result.
+func (f *flight) wait(t *testing.T) error {
 	t.Helper()
 	begin := time.Now()
 	select {
 	case err := <-f.result:
 		t.Logf("%s ended after %v: %v", f.id, time.Since(begin).Round(time.Millisecond), err)
 		return err
-	case <-time.After(limit):
-		t.Fatalf("%s has not ended within %v", f.id, limit)
+	case <-time.After(patience):
+		t.Fatalf("%s has not ended within %v", f.id, patience)
 		return nil
 	}
 }
 
 // nodeView is what /cluster says of a node.
 type nodeView struct {
-	Name     string
-	Role     string
-	State    string
-	Reserved int // places, by the router that is asked
-	Load     struct {
+	Name      string
+	Role      string
+	State     string
+	Reserved  int // places, by the router that is asked
+	Others    int `json:"others_reserved"` // by others, that the load does not hold yet
+	Qualified bool
+	Load      struct {
 		Running int
 		Waiting int
 		KVUsed  int `json:"kv_used_blocks"`
@@ -164,7 +159,7 @@ func (r *rig) nodes(t *testing.T) []nodeView {
 func (r *rig) busy(t *testing.T, role string) *cluster.Process {
 	t.Helper()
 	var found *cluster.Process
-	r.poll(t, 10*time.Second, "no busy "+role+" node", func() bool {
+	r.poll(t, patience, "no busy "+role+" node", func() bool {
 		for _, n := range r.nodes(t) {
 			if n.Role == role && n.Reserved > 0 && n.Load.Running > 0 {
 				found = r.Find(n.Name)
@@ -176,10 +171,10 @@ func (r *rig) busy(t *testing.T, role string) *cluster.Process {
 }
 
 // idle waits until no living node holds anything.
-func (r *rig) idle(t *testing.T, limit time.Duration) {
+func (r *rig) idle(t *testing.T) {
 	t.Helper()
 	var last string
-	r.poll(t, limit, "nodes are not idle", func() bool {
+	r.poll(t, patience, "nodes are not idle", func() bool {
 		last = ""
 		for _, n := range r.nodes(t) {
 			if p := r.Find(n.Name); p.Running() && (n.Load.Running > 0 || n.Load.Waiting > 0 || n.Load.KVUsed > 0) {

@@ -3,9 +3,9 @@ package chaos
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"meridian.internal/e2e/cluster"
 )
@@ -18,16 +18,18 @@ func TestAStalledPrefillIsHedged(t *testing.T) {
 		r.ok(t, fmt.Sprintf("before-%d", i))
 	}
 	want := r.send("undisturbed", fields(20, 5))
-	if err := want.wait(t, 10*time.Second); err != nil {
+	if err := want.wait(t); err != nil {
 		t.Fatal(err)
 	}
 	victim := r.Find("ctx0")
 	if err := victim.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	for i := range 4 {
-		r.ok(t, fmt.Sprintf("stalled-%d", i))
+	var all sync.WaitGroup
+	for i := range 4 { // more than one node gets
+		all.Go(func() { r.ok(t, fmt.Sprintf("stalled-%d", i)) })
 	}
+	all.Wait()
 	if err := victim.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -50,9 +52,9 @@ func TestAStalledPrefillIsHedged(t *testing.T) {
 	if hedged == 0 {
 		t.Error("no request has two prefills for one admission in its timeline")
 	}
-	r.idle(t, 15*time.Second)
+	r.idle(t)
 	var held map[string]int
-	r.poll(t, 15*time.Second, "not every reservation is back", func() bool {
+	r.poll(t, patience, "not every reservation is back", func() bool {
 		held = r.held(t)
 		return grownSince(held, held) == "" // the router's counts are 0
 	})

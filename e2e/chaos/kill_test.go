@@ -21,7 +21,9 @@ import (
 
 	"meridian.internal/e2e/client"
 	"meridian.internal/e2e/cluster"
+	"meridian.internal/e2e/clustertest"
 	"meridian.internal/shared/bus"
+	"meridian.internal/shared/serve/servetest"
 )
 
 // The short form runs with every test; make chaos sets these.
@@ -105,10 +107,10 @@ func TestWhateverIsKilledEveryRequestThatEndedHasOneLine(t *testing.T) {
 
 // killAtRandom sends requests while router, NATS and nodes are killed, one a time, and come back.
 func killAtRandom(t *testing.T, seed uint64, requests int) {
-	limit := time.Minute + time.Duration(requests)*100*time.Millisecond
+	limit := 3*time.Minute + time.Duration(requests)*100*time.Millisecond
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	nats, err := startNATS(ctx, "127.0.0.1:0", t.TempDir())
+	nats, err := startNATS(ctx, servetest.Addr(t), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +148,7 @@ func killAtRandom(t *testing.T, seed uint64, requests int) {
 		if err := p.Signal(syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		<-p.Done()
+		ended(t, p)
 		r.pause(pause)
 		if err := r.Restart(r.ctx, p); err != nil {
 			t.Fatalf("restart %s: %v", p.Name, err)
@@ -221,7 +223,7 @@ func (l *killLoad) note(id string, err error) {
 func (l *killLoad) check(t *testing.T) {
 	t.Helper()
 	var lines map[string]int
-	l.r.poll(t, 40*time.Second, "not every request that ended has its line", func() bool {
+	l.r.poll(t, 2*patience, "not every request that ended has its line", func() bool {
 		lines = l.lines(t)
 		for id := range l.ended {
 			if lines[id] == 0 {
@@ -235,7 +237,7 @@ func (l *killLoad) check(t *testing.T) {
 			t.Errorf("request %s has %d lines", id, n)
 		}
 	}
-	if out, err := exec.Command(filepath.Join(bin(t), "timeline"), "check", l.r.Traces()).CombinedOutput(); err != nil {
+	if out, err := exec.Command(filepath.Join(clustertest.Binaries(t), "timeline"), "check", l.r.Traces()).CombinedOutput(); err != nil {
 		t.Errorf("timeline check: %v\n%s%s", err, out, named(out))
 	}
 }

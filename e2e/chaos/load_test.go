@@ -19,12 +19,12 @@ func TestANodeKilledUnderLoadHurtsOnlyItsOwnRequests(t *testing.T) {
 			for i := range flights {
 				flights[i] = r.send(fmt.Sprintf("load-%d", i), fields(30+i, 60))
 			}
-			<-flights[0].first
+			flights[0].begins(t)
 			p := r.Find(victim)
 			if err := p.Signal(syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			<-p.Done()
+			ended(t, p)
 			failed := 0
 			for _, f := range flights {
 				if r.judge(t, f, victim) {
@@ -46,7 +46,7 @@ func TestANodeKilledUnderLoadHurtsOnlyItsOwnRequests(t *testing.T) {
 // judge wants a request to end well, or with an error that its timeline repeats. It says whether it failed.
 func (r *rig) judge(t *testing.T, f *flight, victim string) bool {
 	t.Helper()
-	err := f.wait(t, 10*noticed)
+	err := f.wait(t)
 	l, lineErr := r.client.Timeline(r.ctx, f.id)
 	if lineErr != nil {
 		t.Fatal(lineErr)
@@ -74,7 +74,7 @@ func TestTheOnlyContextNodesHostVanishes(t *testing.T) {
 	if err := victim.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	err := f.wait(t, noticed+slack)
+	err := f.wait(t)
 	if err == nil {
 		t.Error("the request ended well without its context node")
 	}
@@ -91,5 +91,5 @@ func TestTheOnlyContextNodesHostVanishes(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.ok(t, "after") // the host is back
-	r.idle(t, noticed+slack)
+	r.idle(t)
 }

@@ -94,7 +94,7 @@ func TestSoak(t *testing.T) {
 	if float64(last.kib) > longGrowth*float64(first.kib) || last.threads > first.threads+endsGrowth || last.fds > first.fds+endsGrowth {
 		t.Errorf("grown from %+v to %+v", first, last)
 	}
-	r.idle(t, 30*time.Second)
+	r.idle(t)
 	r.poll(t, time.Minute, "not everything is back", func() bool { return grownSince(before, r.held(t)) == "" })
 }
 
@@ -141,6 +141,6 @@ func TestOverload(t *testing.T) {
 	if refused == 0 || refused != sum.Requests-sum.OK || sum.RetryAfter != refused {
 		t.Errorf("%d refused, %d of them with Retry-After, %d not ok: want all the same, and some", refused, sum.RetryAfter, sum.Requests-sum.OK)
 	}
-	r.idle(t, 30*time.Second)
+	r.idle(t)
 	r.poll(t, time.Minute, "not everything is back", func() bool { return grownSince(before, r.held(t)) == "" })
 }

@@ -11,12 +11,6 @@ import (
 	"meridian.internal/e2e/cluster"
 )
 
-// noticed is how long a client may wait for the error of a node that is gone.
-const noticed = 2 * time.Second
-
-// slack is for a loaded machine: the tests tell late from never, and log what they measured.
-const slack = 3 * time.Second
-
 // TestANodeThatIsGoneMidRequest: another takes over, and the client sees a gap at most.
 func TestANodeThatIsGoneMidRequest(t *testing.T) {
 	cases := []struct {
@@ -39,12 +33,12 @@ func TestANodeThatIsGoneMidRequest(t *testing.T) {
 			f := r.send("hurt", fields(prompt, tokens))
 			victim := r.busy(t, c.role)
 			if c.role == "gen" {
-				<-f.first
+				f.begins(t)
 			}
 			if err := victim.Signal(c.sig); err != nil {
 				t.Fatal(err)
 			}
-			if err := f.wait(t, noticed+slack+time.Duration(2*prompt+20*tokens)*time.Millisecond); err != nil {
+			if err := f.wait(t); err != nil {
 				t.Errorf("no other node took over: %v", err)
 			}
 			for i := range 4 {
@@ -62,7 +56,7 @@ func TestANodeThatIsGoneMidRequest(t *testing.T) {
 			}
 			r.idleAmongTheLiving(t, victim)
 			_ = victim.Signal(syscall.SIGKILL) // a stopped one would not drain
-			<-victim.Done()
+			ended(t, victim)
 		})
 	}
 }
@@ -98,7 +92,7 @@ func checkEnd(t *testing.T, err error, role string, stages []string) {
 
 func (r *rig) idleAmongTheLiving(t *testing.T, victim *cluster.Process) {
 	t.Helper()
-	r.poll(t, 10*time.Second, "nodes that live are not idle", func() bool {
+	r.poll(t, patience, "nodes that live are not idle", func() bool {
 		for _, n := range r.nodes(t) {
 			if n.Name != victim.Name && (n.Load.Running > 0 || n.Load.KVUsed > 0) {
 				return false
@@ -112,23 +106,23 @@ func TestTheOnlyNodeIsKilledAndComesBack(t *testing.T) {
 	for _, role := range []string{"ctx", "gen"} {
 		t.Run(role, func(t *testing.T) {
 			r := start(t, cluster.Config{Ctx: 1, Gen: 1, RouterArgs: []string{"--schedule", "generation_first"}})
-			f := r.send("hurt", fields(1000, 500))
+			f := r.send("hurt", fields(1000, 1000))
 			victim := r.busy(t, role)
 			if err := victim.Signal(syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			<-victim.Done()
-			if err := f.wait(t, noticed+slack); err == nil {
+			ended(t, victim)
+			if err := f.wait(t); err == nil {
 				t.Error("the request succeeded without its node")
 			}
 			if err := r.Restart(r.ctx, victim); err != nil {
 				t.Fatal(err)
 			}
-			r.poll(t, 10*time.Second, "the node that came back gets no request", func() bool {
+			r.poll(t, patience, "the node that came back gets no request", func() bool {
 				_, err := r.client.Do(r.ctx, client.Request{Fields: fields(20, 5)})
 				return err == nil
 			})
-			r.idle(t, 10*time.Second)
+			r.idle(t)
 		})
 	}
 }
@@ -136,13 +130,13 @@ func TestTheOnlyNodeIsKilledAndComesBack(t *testing.T) {
 func TestSIGTERMDrains(t *testing.T) {
 	for _, name := range []string{"gen0", "ctx0", "router", "clocksync"} {
 		t.Run(name, func(t *testing.T) {
-			r := start(t, cluster.Config{Ctx: 1, Gen: 1})
+			r := start(t, cluster.Config{Ctx: 1, Gen: 1, Grace: patience})
 			f := r.send("drained", fields(100, 200))
-			<-f.first
-			if err := r.Find(name).Terminate(15 * time.Second); err != nil {
+			f.begins(t)
+			if err := r.Find(name).Terminate(2 * patience); err != nil {
 				t.Error(err)
 			}
-			if err := f.wait(t, 10*time.Second); err != nil {
+			if err := f.wait(t); err != nil {
 				t.Errorf("the running request ended with %v", err)
 			}
 		})
@@ -154,19 +148,19 @@ func TestSIGTERMDrains(t *testing.T) {
 func TestADrainingNodeGetsNoNewWorkAndLeaves(t *testing.T) {
 	for _, role := range []string{"ctx", "gen"} {
 		t.Run(role, func(t *testing.T) {
-			r := start(t, cluster.Config{Ctx: 2, Gen: 2})
-			prompt, tokens := 20, 300
+			r := start(t, cluster.Config{Ctx: 2, Gen: 2, Grace: patience, RouterArgs: []string{"--policy=round_robin"}}) // by load the other would have it anyway
+			prompt, tokens := 20, 600
 			if role == "ctx" {
 				prompt, tokens = 1800, 5
 			}
 			f := r.send("running", fields(prompt, tokens))
 			node := r.busy(t, role)
 			if role == "gen" {
-				<-f.first
+				f.begins(t)
 			}
-			ended := make(chan error, 1)
-			go func() { ended <- node.Terminate(20 * time.Second) }()
-			r.poll(t, 5*time.Second, node.Name+" does not say that it drains", func() bool {
+			left := make(chan error, 1)
+			go func() { left <- node.Terminate(2 * patience) }()
+			r.poll(t, patience, node.Name+" does not say that it drains", func() bool {
 				for _, n := range r.nodes(t) {
 					if n.Name == node.Name {
 						return n.State != "ready"
@@ -177,17 +171,17 @@ func TestADrainingNodeGetsNoNewWorkAndLeaves(t *testing.T) {
 			for i := range 6 {
 				id := fmt.Sprintf("meanwhile-%d", i)
 				r.ok(t, id)
-				if l, err := r.client.Timeline(r.ctx, id); err != nil || l.Node(role) == node.Name {
-					t.Errorf("%s ran on %s, which drains: %v", id, l.Node(role), err)
+				if l, err := r.client.Timeline(r.ctx, id); err != nil || l.Node(role) == node.Name || attempts(l, role) != 1 {
+					t.Errorf("%s ran on %s and %s drains: %v, attempts %+v: want one, elsewhere", id, l.Node(role), node.Name, err, l.Attempts)
 				}
 			}
-			if err := f.wait(t, 10*time.Second+slack); err != nil {
+			if err := f.wait(t); err != nil {
 				t.Errorf("what ran on it ended with %v", err)
 			}
-			if err := <-ended; err != nil {
+			if err := <-left; err != nil {
 				t.Error(err)
 			}
-			r.poll(t, 5*time.Second, node.Name+" is still in the registry", func() bool {
+			r.poll(t, patience, node.Name+" is still in the registry", func() bool {
 				for _, n := range r.nodes(t) {
 					if n.Name == node.Name {
 						return false
@@ -202,16 +196,21 @@ func TestADrainingNodeGetsNoNewWorkAndLeaves(t *testing.T) {
 	}
 }
 
+// keepsKV lets the context node hold KV for longer than the tests wait: what is free then was freed by the one who left.
+func keepsKV() map[string]cluster.Place {
+	return map[string]cluster.Place{"ctx0": {Args: []string{"--kv-lease=2m"}}}
+}
+
 func TestAClientThatLeavesFreesEverything(t *testing.T) {
-	r := start(t, cluster.Config{Ctx: 1, Gen: 1})
+	r := start(t, cluster.Config{Ctx: 1, Gen: 1, Places: keepsKV()})
 	for i, after := range []time.Duration{0, 20, 60, 150, 400, 700, 1000} {
-		f := r.send(fmt.Sprintf("left-%d", i), fields(900, 500))
+		f := r.send(fmt.Sprintf("left-%d", i), fields(200, 1500))
 		r.pause(after * time.Millisecond)
 		f.cancel()
-		if err := f.wait(t, slack); err == nil {
+		if err := f.wait(t); err == nil {
 			t.Error("the request ended well though its client left")
 		}
-		r.idle(t, time.Second+slack)
+		r.idle(t)
 	}
 	r.ok(t, "after")
 }

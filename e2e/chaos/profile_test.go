@@ -3,14 +3,13 @@ package chaos
 import (
 	"bytes"
 	"encoding/json"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
+	"meridian.internal/e2e/client"
 	"meridian.internal/e2e/cluster"
 )
 
@@ -19,7 +18,7 @@ func TestANodeKilledInAProfileWindow(t *testing.T) {
 	r := start(t, cluster.Config{Ctx: 1, Gen: 1, RouterArgs: []string{"--schedule", "aggregated"}})
 	dir := t.TempDir()
 	node := r.Find("gen0")
-	granted := r.profile(t, node.URL+"/start_profile", map[string]any{"output_dir": dir})
+	granted := r.profile(t, node, "/start_profile", map[string]any{"output_dir": dir})
 	if len(granted) != 2 {
 		t.Fatalf("the window will leave %v, want a trace and a CPU profile", granted)
 	}
@@ -27,7 +26,7 @@ func TestANodeKilledInAProfileWindow(t *testing.T) {
 	if err := node.Signal(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	<-node.Done()
+	ended(t, node)
 	left, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -46,9 +45,9 @@ func TestANodeKilledInAProfileWindow(t *testing.T) {
 func TestAProfileOfANode(t *testing.T) {
 	r := start(t, cluster.Config{Ctx: 1, Gen: 1, RouterArgs: []string{"--schedule", "aggregated"}})
 	node := r.Find("gen0")
-	r.profile(t, node.URL+"/start_profile", map[string]any{"output_dir": t.TempDir(), "activities": []string{"CPU", "GPU", "LAYERS"}})
+	r.profile(t, node, "/start_profile", map[string]any{"output_dir": t.TempDir(), "activities": []string{"CPU", "GPU", "LAYERS"}})
 	r.ok(t, "profiled")
-	files := r.profile(t, node.URL+"/stop_profile", nil)
+	files := r.profile(t, node, "/stop_profile", nil)
 	if len(files) != 2 || !complete(t, files[0]) {
 		t.Fatalf("files %v", files)
 	}
@@ -71,29 +70,13 @@ func complete(t *testing.T, path string) bool {
 }
 
 // profile posts to one of a node's two addresses, and gives the files that the answer names.
-func (r *rig) profile(t *testing.T, url string, body any) []string {
+func (r *rig) profile(t *testing.T, node *cluster.Process, path string, body any) []string {
 	t.Helper()
-	b, err := json.Marshal(body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	req, err := http.NewRequestWithContext(r.ctx, http.MethodPost, url, bytes.NewReader(b))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	res, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	text, err := io.ReadAll(res.Body)
-	if err != nil || res.StatusCode != http.StatusOK {
-		t.Fatalf("POST %s: %v, %s: %s", url, err, res.Status, text)
-	}
+	c := client.New(node.URL, 1)
+	defer c.Close()
 	var answer struct{ Files []string }
-	if err := json.Unmarshal(text, &answer); err != nil {
-		t.Fatalf("%v: %s", err, text)
+	if err := c.Post(r.ctx, path, body, &answer); err != nil {
+		t.Fatalf("POST %s%s: %v", node.URL, path, err)
 	}
 	return answer.Files
 }

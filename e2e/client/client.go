@@ -216,6 +216,24 @@ func (c *Client) Get(ctx context.Context, path string, v any) error {
 	if err != nil {
 		return err
 	}
+	return c.exchange(req, v)
+}
+
+// Post sends body as JSON to path and reads the answer as JSON into v.
+func (c *Client) Post(ctx context.Context, path string, body, v any) error {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return fmt.Errorf("encode what is for %s: %w", path, err)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+path, bytes.NewReader(b))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	return c.exchange(req, v)
+}
+
+func (c *Client) exchange(req *http.Request, v any) error {
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return err
@@ -225,7 +243,7 @@ func (c *Client) Get(ctx context.Context, path string, v any) error {
 		return readError(resp)
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxBody)).Decode(v); err != nil {
-		return fmt.Errorf("parse answer of %s: %w", path, err)
+		return fmt.Errorf("parse answer of %s: %w", req.URL.Path, err)
 	}
 	return nil
 }

@@ -1,12 +1,16 @@
 package client
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 )
 
 func TestDo(t *testing.T) {
@@ -63,5 +67,31 @@ func TestGetGivesTheErrorObject(t *testing.T) {
 	var status *StatusError
 	if err := New(s.URL, 1).Get(t.Context(), "/x", nil); !errors.As(err, &status) || status.Status != 404 {
 		t.Errorf("error %v", err)
+	}
+}
+
+// A line whose last record comes late is there without it first.
+func TestWholeWaitsForWhatIsAmended(t *testing.T) {
+	var asked atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) == 1 {
+			http.NotFound(w, r)
+			return
+		}
+		fmt.Fprintf(w, `{"request_id":"q","complete":%v}`, r.URL.Path == "/timelines/late" && asked.Load() > 3)
+	}))
+	defer s.Close()
+	c := New(s.URL, 1)
+	defer c.Close()
+	if l, err := c.Timeline(t.Context(), "late"); err != nil || l.Complete || asked.Load() != 2 {
+		t.Errorf("the first line: %+v, %v, asked %d times", l, err, asked.Load())
+	}
+	if l, err := c.Whole(t.Context(), "late"); err != nil || !l.Complete || asked.Load() != 4 {
+		t.Errorf("the whole line: %+v, %v, asked %d times", l, err, asked.Load())
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if l, err := c.Whole(ctx, "cut"); err != nil || l.Complete || l.RequestID != "q" {
+		t.Errorf("a line that stays as it is: %+v, %v", l, err)
 	}
 }

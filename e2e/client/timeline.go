@@ -48,27 +48,45 @@ func (l Line) Node(role string) string {
 
 const (
 	timelinePoll = 50 * time.Millisecond
-	timelineWait = 10 * time.Second // grace of the merge, flush and slack
+	timelineWait = 30 * time.Second // grace of the merge, flush and slack
 )
 
 // Timeline waits until the router has the line of a request.
 func (c *Client) Timeline(ctx context.Context, id string) (Line, error) {
+	return c.awaitLine(ctx, id, func(Line) bool { return true })
+}
+
+// Whole waits until the line of a request has the records of all that took part: one that comes after the merge's grace amends
+// it. A line that lacks some for too long is given as it is.
+func (c *Client) Whole(ctx context.Context, id string) (Line, error) {
+	return c.awaitLine(ctx, id, func(l Line) bool { return l.Complete })
+}
+
+func (c *Client) awaitLine(ctx context.Context, id string, enough func(Line) bool) (Line, error) {
 	ctx, cancel := context.WithTimeout(ctx, timelineWait)
 	defer cancel()
 	tick := time.NewTicker(timelinePoll)
 	defer tick.Stop()
+	var last *Line
 	for {
 		var l Line
 		err := c.Get(ctx, "/timelines/"+url.PathEscape(id), &l)
-		if err == nil {
-			return l, nil
-		}
 		var status *StatusError
-		if !errors.As(err, &status) || status.Status != http.StatusNotFound {
+		switch {
+		case err == nil && enough(l):
+			return l, nil
+		case err == nil:
+			last = &l
+		case ctx.Err() != nil && last != nil:
+			return *last, nil
+		case !errors.As(err, &status) || status.Status != http.StatusNotFound:
 			return Line{}, fmt.Errorf("timeline of %s: %w", id, err)
 		}
 		select {
 		case <-ctx.Done():
+			if last != nil {
+				return *last, nil
+			}
 			return Line{}, fmt.Errorf("timeline of %s: none after %v", id, timelineWait)
 		case <-tick.C:
 		}

@@ -8,11 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -44,7 +42,7 @@ type Config struct {
 const (
 	loopback     = "127.0.0.1"
 	defaultGrace = 5 * time.Second
-	killSlack    = 3 * time.Second // over the grace, before a daemon is killed
+	killSlack    = 10 * time.Second // over the grace, before a daemon is killed
 )
 
 // Cluster is a set of running processes. It is not safe for concurrent use, but for the processes' own methods.
@@ -52,6 +50,7 @@ type Cluster struct {
 	cfg     Config
 	spawner *spawner
 	net     *network
+	free    func()     // gives the ports back
 	NATS    string     // URL
 	Routers []*Process // in the order of Schedules
 	Nodes   []*Process // ctx nodes, then gen nodes
@@ -81,20 +80,24 @@ func Start(ctx context.Context, cfg Config) (*Cluster, error) {
 	}
 	c := &Cluster{cfg: cfg, spawner: newSpawner(), net: n}
 	if err := c.plan(); err != nil {
-		c.spawner.stop()
-		c.net.close()
+		c.close()
 		return nil, err
 	}
 	c.trust(cfg.TLS)
-	for _, p := range c.All() {
-		if err := p.start(c.spawner); err != nil {
-			return nil, errors.Join(err, c.Stop())
-		}
-	}
-	if err := c.WaitReady(ctx); err != nil {
-		return nil, errors.Join(err, c.Stop())
+	if err := c.start(ctx); err != nil {
+		_ = c.Stop() // how the others end, hardly begun, says nothing
+		return nil, err
 	}
 	return c, nil
+}
+
+func (c *Cluster) start(ctx context.Context) error {
+	for _, p := range c.All() {
+		if err := p.start(c.spawner); err != nil {
+			return err
+		}
+	}
+	return c.WaitReady(ctx)
 }
 
 // All lists the processes: routers first, since the first may hold the NATS server.
@@ -156,9 +159,17 @@ func (c *Cluster) Stop() error {
 	grace := c.cfg.Grace + killSlack
 	first := slices.DeleteFunc(append(slices.Clone(c.Nodes), c.Clock), func(p *Process) bool { return p == nil })
 	err := errors.Join(terminate(first, grace), terminate(c.Routers, grace))
+	c.close()
+	return err
+}
+
+// close gives back what the processes were started with.
+func (c *Cluster) close() {
 	c.spawner.stop()
 	c.net.close()
-	return err
+	if c.free != nil {
+		c.free()
+	}
 }
 
 func terminate(processes []*Process, grace time.Duration) error {
@@ -195,19 +206,4 @@ func Binaries() (string, error) {
 		}
 	}
 	return dir, nil
-}
-
-// freePorts finds n ports that nobody listens at. They are held until all are found, so that they differ; another process
-// may still take one before the daemon does.
-func freePorts(host string, n int) ([]string, error) {
-	ports := make([]string, n)
-	for i := range ports {
-		l, err := net.Listen("tcp", host+":0")
-		if err != nil {
-			return nil, fmt.Errorf("find a free port: %w", err)
-		}
-		defer l.Close()
-		ports[i] = strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
-	}
-	return ports, nil
 }

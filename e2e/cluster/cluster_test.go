@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -129,6 +130,22 @@ func TestAStartThatFailsLeavesNothingAndShowsTheLog(t *testing.T) {
 	}
 }
 
+func TestAPortThatIsTakenIsRefused(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go http.Serve(l, http.NotFoundHandler()) // ends with l
+	defer l.Close()
+	c, err := begin(t, nil, func(cfg *Config) { cfg.Port = l.Addr().(*net.TCPAddr).Port })
+	if err == nil {
+		c.Stop()
+	}
+	if err == nil || !strings.Contains(err.Error(), l.Addr().String()) {
+		t.Errorf("error %v does not name %s", err, l.Addr())
+	}
+}
+
 func TestStopNamesWhoDidNotEndWell(t *testing.T) {
 	for how, want := range map[string]string{"sick": "exit status 4", "deaf": "was killed"} {
 		c, err := begin(t, map[string]string{"ctxnode": how}, nil)
@@ -138,6 +155,21 @@ func TestStopNamesWhoDidNotEndWell(t *testing.T) {
 		if err := c.Stop(); err == nil || !strings.Contains(err.Error(), "ctx0") || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want ctx0 and %q", how, err, want)
 		}
+	}
+}
+
+func TestWhoWasKilledByItsUserEndedAsItWasTold(t *testing.T) {
+	c, err := begin(t, nil, func(cfg *Config) { cfg.NoClocksync = true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range c.Nodes {
+		if err := p.Signal(syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Stop(); err != nil { // mostly before the ends are noticed
+		t.Error(err)
 	}
 }
 

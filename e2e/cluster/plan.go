@@ -11,18 +11,21 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"meridian.internal/shared/ports"
 )
 
 // plan lays out every process with its addresses and options, before anything is started.
 func (c *Cluster) plan() error {
 	n := c.cfg.Ctx + c.cfg.Gen
-	ports, err := freePorts(c.net.host, 2*n+len(c.cfg.Schedules)+2)
+	free, release, err := ports.Keep(c.net.host, 2*n+len(c.cfg.Schedules)+2)
 	if err != nil {
 		return err
 	}
+	c.free = release
 	at := func(host string) string {
-		p := net.JoinHostPort(host, ports[0])
-		ports = ports[1:]
+		p := net.JoinHostPort(host, free[0])
+		free = free[1:]
 		return p
 	}
 	next := func() string { return at(c.net.host) }
@@ -36,6 +39,9 @@ func (c *Cluster) plan() error {
 		listen := next()
 		if i == 0 && c.cfg.Port != 0 {
 			listen = net.JoinHostPort(c.net.host, strconv.Itoa(c.cfg.Port))
+			if err := vacant(listen); err != nil {
+				return err
+			}
 		}
 		c.Routers = append(c.Routers, c.router(i, schedule, listen, natsListen))
 		natsListen = ""
@@ -54,6 +60,15 @@ func (c *Cluster) plan() error {
 		c.Clock = c.process("clocksync", "clocksync", next(), "--nats", c.NATS)
 	}
 	return nil
+}
+
+// vacant says whether nobody listens at an address: another's router there would answer for ours that it is ready.
+func vacant(address string) error {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("the router's address: %w", err)
+	}
+	return l.Close()
 }
 
 // trust makes HTTPS of the URLs of those who serve it.
@@ -122,16 +137,14 @@ const (
 func (p *Process) WaitReady(ctx context.Context) error {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
-	last := "no answer"
 	for {
-		ok, text := p.ready(ctx)
+		ok, last := p.ready(ctx)
 		if ok {
 			return nil
 		}
-		last = text
 		select {
 		case <-p.done:
-			return fmt.Errorf("%s ended before it was ready: %v; its log ends with:\n%s", p.Name, p.err, p.LogTail(10))
+			return fmt.Errorf("%s ended before it was ready: %v; its log ends with:\n%s", p.Name, p.err, p.LogTail(10)) //nolint:errorlint // it may be nil
 		case <-ctx.Done():
 			return fmt.Errorf("%s is not ready (%s): %w; its log ends with:\n%s", p.Name, last, ctx.Err(), p.LogTail(10))
 		case <-tick.C:

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -25,9 +26,10 @@ type Process struct {
 	client *http.Client // asks for its health
 	enter  []string     // command that turns into bin, in another namespace; empty: none
 
-	cmd  *exec.Cmd
-	done chan struct{} // closed when it has ended
-	err  error         // of Wait; readable when done is closed
+	cmd    *exec.Cmd
+	killed atomic.Bool   // by Signal
+	done   chan struct{} // closed when it has ended
+	err    error         // of Wait; readable when done is closed
 }
 
 // spawner starts processes from one locked OS thread, because the kernel ends a child (PDEATHSIG) when the thread that
@@ -74,6 +76,7 @@ func (p *Process) start(s *spawner) error {
 	if err := s.start(p.cmd); err != nil {
 		return fmt.Errorf("start %s: %w", p.Name, err)
 	}
+	p.killed.Store(false)
 	p.done = make(chan struct{})
 	go func(cmd *exec.Cmd, done chan struct{}) {
 		p.err = cmd.Wait()
@@ -120,6 +123,9 @@ func (p *Process) Running() bool {
 
 // Signal sends a signal: SIGTERM to drain, SIGKILL to die, SIGSTOP for a host that vanishes with its connections open.
 func (p *Process) Signal(sig syscall.Signal) error {
+	if sig == syscall.SIGKILL {
+		p.killed.Store(true)
+	}
 	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("signal %s: %w", p.Name, err)
 	}
@@ -136,14 +142,15 @@ func (p *Process) Wait(ctx context.Context) error {
 	}
 }
 
-// Terminate drains the process and kills it when it takes longer than grace. The error says how it ended if not well.
+// Terminate drains the process and kills it when it takes longer than grace. The error says how it ended if not well, unless
+// it was killed by Signal, which it may not have noticed yet.
 func (p *Process) Terminate(grace time.Duration) error {
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
 	select {
 	case <-p.done:
-		if p.err != nil {
+		if p.err != nil && !p.killed.Load() {
 			return fmt.Errorf("%s: %w; see %s", p.Name, p.err, p.Log)
 		}
 		return nil
@@ -152,7 +159,7 @@ func (p *Process) Terminate(grace time.Duration) error {
 	_ = p.Signal(syscall.SIGCONT)
 	_ = p.Signal(syscall.SIGKILL)
 	<-p.done
-	return fmt.Errorf("%s did not end within %v and was killed; see %s", p.Name, grace, p.Log)
+	return fmt.Errorf("%s did not end within %v and was killed; its log ends with:\n%s", p.Name, grace, p.LogTail(10))
 }
 
 // LogTail is the end of the log, for an error message.

@@ -36,7 +36,7 @@ func (c *Cluster) waitSeen(ctx context.Context, r *Process) error {
 		case <-r.Done():
 			return fmt.Errorf("%s ended before it saw all nodes; see %s", r.Name, r.Log)
 		case <-ctx.Done():
-			return fmt.Errorf("wait until %s sees %s as ready with a known clock (last error: %v): %w", r.Name, strings.Join(missing, ", "), err, ctx.Err())
+			return fmt.Errorf("wait until %s sees %s as ready with a known clock (last error: %v): %w", r.Name, strings.Join(missing, ", "), err, ctx.Err()) //nolint:errorlint // it may be nil
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"meridian.internal/e2e/client"
+	"meridian.internal/shared/serve/servetest"
 )
 
 const project = "meridian-e2e"
@@ -44,17 +45,6 @@ func (s stack) run(ctx context.Context, args ...string) (string, error) {
 	return string(out), err
 }
 
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
-}
-
 func TestComposeServesAndAlignsItsClocks(t *testing.T) {
 	if os.Getenv("MERIDIAN_TEST_COMPOSE") == "" {
 		t.Skip("needs images: make e2e")
@@ -64,7 +54,10 @@ func TestComposeServesAndAlignsItsClocks(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	port := freePort(t)
+	_, port, err := net.SplitHostPort(servetest.Addr(t))
+	if err != nil {
+		t.Fatal(err)
+	}
 	s := stack{tool: tool(t), env: []string{"MERIDIAN_PORT=" + port}}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -82,32 +75,32 @@ func TestComposeServesAndAlignsItsClocks(t *testing.T) {
 	}
 	c := client.New("http://127.0.0.1:"+port, 2)
 	defer c.Close()
-	waitReady(t, ctx, c)
+	waitReady(ctx, t, c)
 	nodes := map[string]bool{}
 	for i := range 8 {
-		l := ask(t, ctx, c, fmt.Sprintf("compose-%d", i))
+		l := ask(ctx, t, c, fmt.Sprintf("compose-%d", i))
 		nodes[l.Node("ctx")], nodes[l.Node("gen")] = true, true
 	}
 	if len(nodes) < 3 {
 		t.Errorf("8 requests ran on nodes %v, want more than one pair", nodes)
 	}
-	s.survives(t, ctx, c)
+	s.survives(ctx, t, c)
 }
 
 // survives kills a generation node's container; the other one serves what comes next.
-func (s stack) survives(t *testing.T, ctx context.Context, c *client.Client) {
+func (s stack) survives(ctx context.Context, t *testing.T, c *client.Client) {
 	t.Helper()
 	if _, err := s.run(ctx, "kill", "-s", "SIGKILL", "gennode-1"); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 4 {
-		if l := ask(t, ctx, c, fmt.Sprintf("after-%d", i)); l.Node("gen") != "gen0" {
+		if l := ask(ctx, t, c, fmt.Sprintf("after-%d", i)); l.Node("gen") != "gen0" {
 			t.Errorf("after-%d ran on gen node %q, want gen0: gen1 was killed", i, l.Node("gen"))
 		}
 	}
 }
 
-func waitReady(t *testing.T, ctx context.Context, c *client.Client) {
+func waitReady(ctx context.Context, t *testing.T, c *client.Client) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -127,7 +120,7 @@ func waitReady(t *testing.T, ctx context.Context, c *client.Client) {
 	}
 }
 
-func ask(t *testing.T, ctx context.Context, c *client.Client, id string) client.Line {
+func ask(ctx context.Context, t *testing.T, c *client.Client, id string) client.Line {
 	t.Helper()
 	res, err := c.Do(ctx, client.Request{ID: id, Fields: map[string]any{
 		"model": "meridian-tiny", "prompt": "Once upon a time in " + id, "max_tokens": 8, "temperature": 0, "stream": true,
@@ -135,7 +128,7 @@ func ask(t *testing.T, ctx context.Context, c *client.Client, id string) client.
 	if err != nil || res.Text == "" {
 		t.Fatalf("request %s: %q, %v", id, res.Text, err)
 	}
-	l, err := c.Timeline(ctx, id)
+	l, err := c.Whole(ctx, id)
 	if err != nil {
 		t.Fatal(err)
 	}

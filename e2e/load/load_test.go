@@ -142,10 +142,10 @@ func TestOpenLoopShedsWhatExceedsItsLimit(t *testing.T) {
 	defer s.Close()
 	defer close(hold)
 	p := plan(t, s.URL)
-	p.Rate, p.Concurrency, p.Requests, p.Duration = 1e5, 2, 0, 200*time.Millisecond
-	p.Timeout = 300 * time.Millisecond
+	p.Rate, p.Concurrency, p.Requests = 1e5, 2, 20
+	p.Timeout = 5 * time.Second // longer than requests come, whoever waits for a processor
 	sum, err := Run(t.Context(), p, nil)
-	if err != nil || sum.Shed == 0 || sum.Requests != 2 || sum.Errors["timeout"] != 2 {
+	if err != nil || sum.Shed != 18 || sum.Requests != 2 || sum.Errors["timeout"] != 2 {
 		t.Errorf("%+v, %v", sum, err)
 	}
 }

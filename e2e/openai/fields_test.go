@@ -8,8 +8,11 @@ import (
 	"testing"
 
 	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/option"
 	"github.com/openai/openai-go/v3/packages/ssestream"
 	"github.com/openai/openai-go/v3/shared"
+
+	"meridian.internal/e2e/cluster"
 )
 
 const opening = "Once upon a time, in a small village by the sea, there lived"
@@ -216,9 +219,10 @@ func cached(t *testing.T, c openai.Client) {
 
 // The only generation node dies under a stream: nobody can go on, and the client is told so in one event that it can read.
 func TestABrokenStreamEndsWithOneErrorThatTheClientReads(t *testing.T) {
-	cl := up(t, "generation_first")
+	// Slow enough that the node dies under the stream, whoever waits for a processor.
+	cl := start(t, cluster.Config{Schedules: []string{"generation_first"}, Device: "sim", NodeArgs: []string{"--sim-step=10ms", "--sim-shallow"}})
 	c := dial(cl.Routers[0])
-	stream := c.Chat.Completions.NewStreaming(t.Context(), ofChat(opening, 1000))
+	stream := c.Chat.Completions.NewStreaming(t.Context(), ofChat(opening, 1000), option.WithJSONSet("ignore_eos", true))
 	defer stream.Close()
 	if !stream.Next() {
 		t.Fatal(stream.Err())

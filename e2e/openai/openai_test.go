@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
 	"os"
 	"testing"
@@ -22,12 +21,16 @@ const model = "meridian-tiny"
 // up starts a cluster with one router for each schedule.
 func up(t *testing.T, schedules ...string) *cluster.Cluster {
 	t.Helper()
-	bin := clustertest.Binaries(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	return start(t, cluster.Config{Schedules: schedules})
+}
+
+// start starts a cluster of a node of each kind.
+func start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
+	t.Helper()
+	cfg.Bin, cfg.Dir, cfg.Ctx, cfg.Gen, cfg.Logger = clustertest.Binaries(t), t.TempDir(), 1, 1, slog.New(slog.DiscardHandler)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	c, err := cluster.Start(ctx, cluster.Config{
-		Bin: bin, Dir: t.TempDir(), Ctx: 1, Gen: 1, Schedules: schedules, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-	})
+	c, err := cluster.Start(ctx, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -69,8 +69,8 @@ func (s *subject) begin(l load) (*connection, error) {
 	return c, nil
 }
 
-// seenTime bounds the wait for a worker to see that its client has left.
-const seenTime = 2 * time.Second
+// seenTime bounds the wait for a worker to see that its client has left. It tells late from never.
+const seenTime = 20 * time.Second
 
 // leaving closes clients in the middle of prefill and of generation, and returns in ms how long the workers took to see it,
 // sorted. A leaving that was not seen is an error.

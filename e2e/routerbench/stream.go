@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"strconv"
-	"time"
 )
 
 // errAnswer is returned when an answer is not the one that the mock workers give.
@@ -27,7 +26,7 @@ type player struct {
 }
 
 func dial(addr string) (*player, error) {
-	c, err := net.DialTimeout("tcp", addr, time.Second)
+	c, err := net.DialTimeout("tcp", addr, readyTime)
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +44,7 @@ func (p *player) play(request []byte, tokens int) error {
 	if p.head.status != 200 {
 		var body []byte
 		err := p.head.eachPiece(p.r, func(b []byte) { body = append(body, b...) })
-		return fmt.Errorf("%w: status %d: %.200s (%v)", errAnswer, p.head.status, body, err)
+		return fmt.Errorf("%w: status %d: %.200s (%v)", errAnswer, p.head.status, body, err) //nolint:errorlint // it may be nil
 	}
 	p.seen, p.done, p.bad, p.line = 0, false, nil, p.line[:0]
 	take := p.take

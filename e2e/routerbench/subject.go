@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"meridian.internal/shared/ports"
 )
 
 // subject is one thing that is measured: a process that forwards, or nothing (direct).
@@ -149,11 +151,11 @@ func (b Bench) goSubject(ctx context.Context, name string, w Listening) (*subjec
 
 // ours starts the router with records, clocks and metrics on.
 func (b Bench) ours(ctx context.Context, w Listening) (*subject, error) {
-	addr, err := freeAddress()
+	addr, err := freeAddress(ctx)
 	if err != nil {
 		return nil, err
 	}
-	nats, err := freeAddress()
+	nats, err := freeAddress(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -178,7 +180,7 @@ func (b Bench) ours(ctx context.Context, w Listening) (*subject, error) {
 }
 
 // readyTime bounds the start of a subject.
-const readyTime = 15 * time.Second
+const readyTime = 30 * time.Second
 
 func (s *subject) waitReady(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTime)
@@ -203,14 +205,15 @@ func (s *subject) waitReady(ctx context.Context, path string) error {
 	}
 }
 
-// freeAddress is a loopback address that nobody listens at.
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// freeAddress is a loopback address that nobody listens at; it is kept until ctx ends.
+func freeAddress(ctx context.Context) (string, error) {
+	const host = "127.0.0.1"
+	kept, release, err := ports.Keep(host, 1)
 	if err != nil {
 		return "", err
 	}
-	defer l.Close()
-	return l.Addr().String(), nil
+	context.AfterFunc(ctx, release)
+	return net.JoinHostPort(host, kept[0]), nil
 }
 
 // nginx starts one hop to the generation worker, without buffering and with kept connections.
@@ -221,7 +224,7 @@ func (b Bench) nginx(ctx context.Context, w Listening) (*subject, error) {
 		s.skip = "nginx is not installed"
 		return s, nil
 	}
-	if s.addr, err = freeAddress(); err != nil {
+	if s.addr, err = freeAddress(ctx); err != nil {
 		return nil, err
 	}
 	file := filepath.Join(b.Dir, "nginx.conf")

@@ -20,7 +20,7 @@ func TestLocalclusterWithASecret(t *testing.T) {
 	if err := os.WriteFile(token, []byte(secret+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	run := filepath.Join(dir, "run")
 	cmd := exec.CommandContext(ctx, filepath.Join(bin, "localcluster"), "demo", "--device", "sim", "--cluster-token", token, "--requests", "2", "--max-tokens", "4", "--json", "--dir", run)

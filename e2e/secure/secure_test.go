@@ -39,7 +39,7 @@ func start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
 	t.Helper()
 	bin := clustertest.Binaries(t)
 	cfg.Bin, cfg.Dir, cfg.Ctx, cfg.Gen, cfg.Schedules, cfg.Logger = bin, t.TempDir(), 1, 1, []string{"generation_first"}, slog.New(slog.DiscardHandler)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	c, err := cluster.Start(ctx, cfg)
 	if err != nil {
@@ -132,12 +132,27 @@ func TestAClusterWithASecret(t *testing.T) {
 	})
 }
 
-// died kills the only generation node under the router, which then has a breaker that saw a failure.
+// died kills the only generation node under a stream: the router has a breaker that saw a failure, however soon it misses the node.
 func died(t *testing.T, c *cluster.Cluster) {
+	req, err := http.NewRequestWithContext(t.Context(), "POST", c.URL()+"/v1/completions",
+		strings.NewReader(`{"model":"`+model+`","prompt":"x","max_tokens":1500,"stream":true,"ignore_eos":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+client)
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if _, err := res.Body.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
 	if err := c.Nodes[1].Signal(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	<-c.Nodes[1].Done()
+	_, _ = io.Copy(io.Discard, res.Body)
 	if status, body := ask(t, "POST", c.URL()+"/v1/completions", `{"model":"`+model+`","prompt":"x","max_tokens":2}`, client); status < 500 {
 		t.Errorf("without a generation node: %d %s", status, body)
 	}

@@ -113,8 +113,11 @@ func (s Shape) plan(t Target, prompt, out int) load.Plan {
 const maxLong = 64
 
 // Measure runs the streams, and long prompts beside them at a rate (Poisson; 0: none), and gives what was seen after the
-// warm-up.
+// warm-up. Its prompts are those of no other measurement: the nodes' caches know none of them.
 func (t Target) Measure(ctx context.Context, s Shape, longRate float64) (Window, error) {
+	if s.Seed += 1 << 32; longRate > 0 {
+		s.Seed += 1 << 32
+	}
 	w := Window{Mode: t.Mode, Round: t.Round, Streams: s.Streams, LongRate: longRate, Time: s.Time}
 	from := time.Now().Add(s.Warm)
 	to := from.Add(s.Time)

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -99,7 +100,8 @@ func TestTheTableSaysWhatIsMetAndWhatIsMissed(t *testing.T) {
 }
 
 func TestStreamsAndLongPromptsRunBesideEachOther(t *testing.T) {
-	var long atomic.Int64
+	var long, repeated atomic.Int64
+	var seen sync.Map // prompts
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var body struct {
 			Prompt    []int `json:"prompt"`
@@ -107,6 +109,9 @@ func TestStreamsAndLongPromptsRunBesideEachOther(t *testing.T) {
 		}
 		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
 			t.Error(err)
+		}
+		if _, again := seen.LoadOrStore(fmt.Sprint(body.Prompt), true); again {
+			repeated.Add(1)
 		}
 		if len(body.Prompt) == 500 {
 			long.Add(1)
@@ -120,7 +125,7 @@ func TestStreamsAndLongPromptsRunBesideEachOther(t *testing.T) {
 		fmt.Fprint(w, "data: [DONE]\n\n")
 	}))
 	defer s.Close()
-	shape := Shape{Streams: 2, Prompt: 20, Out: 20, Long: 500, LongOut: 2, Busy: 0.5, Vocab: 100, Warm: 50 * time.Millisecond, Time: 400 * time.Millisecond}
+	shape := Shape{Streams: 2, Prompt: 20, Out: 20, Long: 500, LongOut: 2, Busy: 0.5, Vocab: 100, Warm: 50 * time.Millisecond, Time: 2 * time.Second}
 	if err := shape.Check(); err != nil {
 		t.Fatal(err)
 	}
@@ -138,5 +143,8 @@ func TestStreamsAndLongPromptsRunBesideEachOther(t *testing.T) {
 	}
 	if q, err := target.Measure(t.Context(), shape, 0); err != nil || len(q.LongTTFT.values) != 0 {
 		t.Errorf("undisturbed: %v, %d long prompts", err, len(q.LongTTFT.values))
+	}
+	if n := repeated.Load(); n != 0 {
+		t.Errorf("%d prompts came before: a cache would know them", n)
 	}
 }

@@ -9,14 +9,17 @@ import (
 	"meridian.internal/shared/worker"
 )
 
-// borrowLimit is how long a fetch from a peer may take, its wait for room included. A router asks for it where it takes
-// milliseconds: what takes longer is computed.
-const borrowLimit = time.Second
+// defaultBorrowLimit is that of a Decoder that says none: a router asks for a fetch where it takes milliseconds.
+const defaultBorrowLimit = time.Second
 
 // borrow fetches the beginning of a prompt from a peer that has it cached, as the router asks. Whatever goes wrong, the
 // request goes on: what was not fetched is computed.
 func (d *Decoder) borrow(ctx context.Context, l *worker.Leg) {
-	ctx, cancel := context.WithTimeout(ctx, borrowLimit)
+	limit := d.BorrowLimit
+	if limit == 0 {
+		limit = defaultBorrowLimit
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	if err := d.fetch(ctx, l); err != nil {
 		d.Logger.Warn("kv was not fetched from a peer; it is computed", "request_id", l.Request.ID, "peer", *l.Disagg.CtxInfoEndpoint, "error", err)
@@ -39,7 +42,7 @@ func (d *Decoder) fetch(ctx context.Context, l *worker.Leg) error {
 	}
 	defer wire.Close()
 	hold, err := d.Engine.Reserve(ctx, infer.Request{
-		ID: l.Request.ID, Kind: infer.GenerationOnly, Prompt: prompt, MaxTokens: 1, Priority: l.Request.Priority, Probe: true, // counted once: as the request itself
+		ID: l.Request.ID, Kind: infer.GenerationOnly, Prompt: prompt, MaxTokens: 1, Priority: l.Request.Priority, Pin: l.Request.Pin, Probe: true, // counted once: as the request itself
 	})
 	if err != nil {
 		return fmt.Errorf("reserve room for the KV of a peer: %w", err)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"testing"
+	"time"
 
 	"meridian.internal/gpu/kvwire"
 	"meridian.internal/shared/api"
@@ -61,6 +62,7 @@ func lendingPair(t *testing.T, ctxBlock, genBlock int) *pair {
 
 func TestAPrefixIsFetchedFromAPeer(t *testing.T) {
 	p := lendingPair(t, 16, 16)
+	p.decoder.BorrowLimit = time.Minute // it may wait for a processor
 	defer p.stop()
 	r := rand.New(rand.NewPCG(1, 1))
 	req := infer.Request{Kind: infer.Aggregated, Prompt: promptOf(r, 100, p.ctx.Info.Vocab), MaxTokens: 8, IgnoreEOS: true, ID: 1}

@@ -17,16 +17,17 @@ import (
 
 	"meridian.internal/gpu/engine"
 	"meridian.internal/gpu/kvwire"
+	"meridian.internal/gpu/ranks"
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/phase"
 	"meridian.internal/shared/worker"
 )
 
-// Engine runs requests. *ranks.Group and *engine.Engine are such.
+// Engine runs requests. *ranks.Group is one.
 type Engine interface {
-	Submit(infer.Request) (*engine.Sequence, error)
-	Reserve(context.Context, infer.Request) (*engine.Reservation, error)
+	Submit(infer.Request) (ranks.Sequence, error)
+	Reserve(context.Context, infer.Request) (ranks.Reservation, error)
 }
 
 // Decoder starts generation legs.
@@ -34,10 +35,13 @@ type Decoder struct {
 	Engine   Engine
 	Client   *kvwire.Client
 	EOS      []int32
+	Vocab    int                    // tokens of the model
 	Knows    func(addr string) bool // tells whether addr is the KV listener of a node of this cluster
 	Now      func() int64
 	Logger   *slog.Logger
 	PerBlock int // tokens of a KV block
+	// BorrowLimit is how long a fetch from a peer may take, its wait for room included: what takes longer is computed. 0: 1 s.
+	BorrowLimit time.Duration
 
 	waiting waiting
 }
@@ -60,7 +64,7 @@ const defaultLimit = 10 * time.Minute
 
 // Generation is the worker.Runner of generation legs.
 func (d *Decoder) Generation(ctx context.Context, l *worker.Leg) (worker.Sequence, error) {
-	first, err := firstTokens(l.Disagg)
+	first, err := d.firstTokens(l.Disagg)
 	if err != nil {
 		return nil, err
 	}
@@ -100,9 +104,12 @@ func (d *Decoder) endpoint(p *api.DisaggParams) (string, error) {
 }
 
 // firstTokens gives what the context node sampled, where the leg says it (context_first).
-func firstTokens(p *api.DisaggParams) ([]infer.Token, error) {
+func (d *Decoder) firstTokens(p *api.DisaggParams) ([]infer.Token, error) {
 	out := make([]infer.Token, 0, len(p.FirstGenTokens))
-	for _, id := range p.FirstGenTokens {
+	for i, id := range p.FirstGenTokens {
+		if id < 0 || int(id) >= d.Vocab {
+			return nil, api.Invalid("disaggregated_params.first_gen_tokens", "first_gen_tokens[%d] is %d; this model's vocabulary has %d tokens", i, id, d.Vocab)
+		}
 		out = append(out, infer.Token{ID: id})
 	}
 	if len(p.FirstGenLogProbs) == 0 || string(p.FirstGenLogProbs) == "null" {
@@ -141,7 +148,7 @@ type leg struct {
 	d     *Decoder
 	l     *worker.Leg
 	first []infer.Token
-	hold  *engine.Reservation
+	hold  ranks.Reservation
 	held  int // tokens whose KV is here already
 	wire  *kvwire.Transfer
 	seq   worker.Sequence // nil until the KV is here

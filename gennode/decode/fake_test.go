@@ -12,12 +12,16 @@ import (
 	"meridian.internal/gpu/device"
 	"meridian.internal/gpu/engine"
 	"meridian.internal/gpu/kvwire"
+	"meridian.internal/gpu/ranks"
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/worker"
 )
 
 func now() int64 { return time.Now().UnixNano() }
+
+// patient is for a peer that is there and waits for a processor.
+var patient = kvwire.Timing{Lost: time.Minute, Idle: time.Minute, Handshake: time.Minute}
 
 // pair is a context side (engine and KV listener) and a decoder, both with devices of their own.
 type pair struct {
@@ -54,14 +58,14 @@ func newPair(t *testing.T, name string, ctxBlock, genBlock int) *pair {
 	}
 	p := &pair{ctx: openDevice(t, options(name, ctxBlock)), gen: openDevice(t, options(name, genBlock)), addr: ln.Addr().String()}
 	log := slog.New(slog.DiscardHandler)
-	p.server = kvwire.NewServer(kvwire.ServerOptions{Hello: kvwire.HelloOf("ctx0", "", p.ctx.Info, 1), Epoch: 1, Blocks: p.ctx.Info.KVBlocks, Now: now, Logger: log, Lend: func(tokens []int32) (kvwire.Export, int) {
+	p.server = kvwire.NewServer(kvwire.ServerOptions{Hello: kvwire.HelloOf("ctx0", "", p.ctx.Info, 1), Epoch: 1, Blocks: p.ctx.Info.KVBlocks, Timing: patient, Now: now, Logger: log, Lend: func(tokens []int32) (kvwire.Export, int) {
 		if p.lend == nil {
 			return nil, 0
 		}
 		return p.lend(tokens)
 	}})
-	client := kvwire.NewClient(kvwire.ClientOptions{Hello: kvwire.HelloOf("gen0", "", p.gen.Info, 1), Epoch: 2, Now: now, Logger: log})
-	p.decoder = &Decoder{Engine: p.gen.Engine, Client: client, EOS: p.gen.Model.Config.EOS, Now: now, Knows: func(a string) bool { return a == p.addr }}
+	client := kvwire.NewClient(kvwire.ClientOptions{Hello: kvwire.HelloOf("gen0", "", p.gen.Info, 1), Epoch: 2, Timing: patient, Now: now, Logger: log})
+	p.decoder = &Decoder{Engine: p.gen.Engine, Client: client, EOS: p.gen.Model.Config.EOS, Vocab: p.gen.Info.Vocab, Now: now, Knows: func(a string) bool { return a == p.addr }}
 	ctx, cancel := context.WithCancel(context.Background())
 	var run sync.WaitGroup
 	run.Go(func() { _ = p.server.Serve(ctx, ln) })
@@ -73,11 +77,13 @@ func newPair(t *testing.T, name string, ctxBlock, genBlock int) *pair {
 		})
 	}
 	p.stop = func() {
+		late, done := context.WithTimeout(context.Background(), time.Minute) // for both
+		defer done()
 		for side, d := range map[string]*device.Device{"context": p.ctx, "generation": p.gen} {
 			d.Engine.Drain()
 			select {
 			case <-d.Engine.Drained():
-			case <-time.After(20 * time.Second):
+			case <-late.Done():
 				t.Errorf("%s engine is not idle: %+v", side, d.Engine.Load())
 			}
 			if n := d.Engine.LeakedBlocks(); n != 0 {
@@ -100,7 +106,7 @@ func newPair(t *testing.T, name string, ctxBlock, genBlock int) *pair {
 // prefill runs the context side of a request; it gives the disaggregated_params that a context node answers with.
 func (p *pair) prefill(ctx context.Context, style string, r infer.Request) (*api.DisaggParams, error) {
 	r.Kind = infer.ContextOnly
-	var seq *engine.Sequence
+	var seq ranks.Sequence
 	begin := func() (_ kvwire.Export, err error) {
 		if seq, err = p.ctx.Engine.Submit(r); err != nil {
 			return nil, err
@@ -148,6 +154,11 @@ func (p *pair) params(id int64, style int) *api.DisaggParams {
 
 // run serves one request in a style and gives its tokens.
 func (p *pair) run(ctx context.Context, style string, r infer.Request) ([]int32, *worker.Leg, error) {
+	return p.runUntil(ctx, style, r, func() {})
+}
+
+// runUntil is run, and calls admitted when the generation leg has its place and waits for KV.
+func (p *pair) runUntil(ctx context.Context, style string, r infer.Request, admitted func()) ([]int32, *worker.Leg, error) {
 	l := &worker.Leg{Request: r, Style: style, Limit: time.Minute}
 	l.Request.Kind = infer.GenerationOnly
 	if style == "aggregated" {
@@ -173,6 +184,7 @@ func (p *pair) run(ctx context.Context, style string, r infer.Request) ([]int32,
 	if err != nil {
 		return nil, l, err
 	}
+	admitted()
 	if style == "generation_first" {
 		other.Go(func() { _, _ = p.prefill(ctx, style, r) })
 	}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 
+	"meridian.internal/clocksync/rankclock"
 	"meridian.internal/clocksync/respond"
 	"meridian.internal/gpu/device"
 	"meridian.internal/gpu/kvwire"
@@ -38,11 +39,14 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 	if err := c.Device.Validate(); err != nil {
 		return err
 	}
+	if c.Device.Rank > 0 {
+		return c.rank(ctx, log.With("rank", c.Device.Rank))
+	}
 	d, err := worker.Open(ctx, c.Flags, c.Listen, phase.Gen, log)
 	if err != nil {
 		return err
 	}
-	c.Device.Sink = d.Ledger.Sink()
+	c.Device.ClockID, c.Device.Sink = d.Steady.ID(), d.Ledger.Sink()
 	c.Device.KVEvents, c.Device.KVEpoch = d.KVEvents()
 	dev, err := device.Open(c.Device, d.Steady.Now, log)
 	if err != nil {
@@ -57,12 +61,29 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 	return c.serve(ctx, d, dev, log)
 }
 
+// rank runs a rank of this node that is a process of its own.
+func (c *CLI) rank(ctx context.Context, log *slog.Logger) error {
+	return worker.RunRank(ctx, c.Flags, phase.Gen, log, func(ctx context.Context, r *worker.Rank) error {
+		c.Device.Sink = r.Sink
+		o := rankclock.Options{Steady: r.Steady, Key: r.Cluster.Key("clock"), KernelDir: c.SharedKernelDir, Logger: log}
+		return rankclock.Serve(ctx, o, func(addr string) error {
+			return device.ServeRank(ctx, c.Device, r.Steady, addr, log)
+		})
+	})
+}
+
 func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, log *slog.Logger) error {
 	d.Hardware.Watch(dev.WatchGPU)
 	if err := d.Ledger.Start(ledgerOf(d, dev)); err != nil {
 		d.Close(ctx)
 		return err
 	}
+	clocks, err := rankclock.Follow(ctx, rankclock.Options{Steady: d.Steady, Key: d.Cluster.Key("clock"), KernelDir: c.SharedKernelDir, Logger: log}, dev.RankClocks())
+	if err != nil {
+		d.Close(ctx)
+		return err
+	}
+	defer clocks.Close()
 	clockUDP, err := respond.Listen(c.ClockListen, d.Steady, respond.Options{Key: d.Cluster.Key("clock"), KernelDir: c.SharedKernelDir, Logger: log})
 	if err != nil {
 		d.Close(ctx)
@@ -109,16 +130,16 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 		registry = node.NewRegistry(d.Bus, log, nil)
 		beside = append(beside, registry.Run)
 	}
-	g := &Decoder{Engine: dev.Engine, Client: client, EOS: dev.Model.Config.EOS, Now: d.Steady.Now, Logger: log, PerBlock: dev.Info.TokensPerBlock, Knows: func(addr string) bool {
+	g := &Decoder{Engine: dev.Engine, Client: client, EOS: dev.Model.Config.EOS, Vocab: dev.Info.Vocab, Now: d.Steady.Now, Logger: log, PerBlock: dev.Info.TokensPerBlock, Knows: func(addr string) bool {
 		return slices.Contains(c.KVPeer, addr) || registered(registry, addr)
 	}}
 	d.Routes().PUT("/kv/:id", g.move)
 	return d.Run(ctx, worker.Parts{
 		Face: worker.Options{
-			Model: modelOf(dev, c.Device.MaxBatchSize), Tokenizer: dev.Tokenizer, Kind: device.Kind, CardClock: dev.CardClock,
+			Model: modelOf(dev, c.Device.MaxBatchSize*dev.Engine.Ranks()), Tokenizer: dev.Tokenizer, Kind: device.Kind, CardClocks: dev.CardClocks, RankClock: clocks.Newest,
 			Aggregated: g.Aggregated, Generation: g.Generation, KVAddr: net.JoinHostPort(d.Host, port),
 		},
-		Engine: dev.Engine, ClockAddr: clockUDP.Advertised(d.Host), Beside: beside,
+		Engine: dev.Engine, Stages: dev.Info.Stages, ClockAddr: clockUDP.Advertised(d.Host), Beside: beside,
 	})
 }
 

@@ -1,12 +1,14 @@
 package decode
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -40,6 +42,16 @@ func (p *pair) failSource(t *testing.T, r infer.Request, id int64) {
 	_, _ = drain(t.Context(), seq)
 }
 
+// soon is how long a leg may take here.
+const soon = time.Minute
+
+// move tells a leg another source.
+func (p *pair) move(t *testing.T, id int64, to *api.DisaggParams) error {
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	return p.decoder.Move(ctx, id, to)
+}
+
 // begin starts a generation_first leg, and gives its answer.
 func (p *pair) begin(t *testing.T, r infer.Request, wait time.Duration) (*worker.Leg, <-chan []int32) {
 	t.Helper()
@@ -51,7 +63,9 @@ func (p *pair) begin(t *testing.T, r infer.Request, wait time.Duration) (*worker
 	}
 	out := make(chan []int32, 1)
 	go func() {
-		tokens, err := drain(t.Context(), seq)
+		ctx, cancel := context.WithTimeout(t.Context(), soon)
+		defer cancel()
+		tokens, err := drain(ctx, seq)
 		if err != nil {
 			t.Errorf("leg %d: %v", r.ID, err)
 		}
@@ -76,11 +90,11 @@ func TestALegThatWaitsMovesToAnotherSourceAndKeepsItsPlace(t *testing.T) {
 		{"the first source fails", func(id int64) { p.failSource(t, req, id) }},
 	} {
 		req.ID += 10
-		l, out := p.begin(t, req, 10*time.Second)
+		l, out := p.begin(t, req, soon)
 		c.before(req.ID)
 		other := req
 		other.ID++
-		if err := p.decoder.Move(t.Context(), req.ID, p.params(other.ID, api.GenerationFirst)); err != nil {
+		if err := p.move(t, req.ID, p.params(other.ID, api.GenerationFirst)); err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
 		if _, err := p.prefill(t.Context(), "generation_first", other); err != nil {
@@ -89,7 +103,7 @@ func TestALegThatWaitsMovesToAnotherSourceAndKeepsItsPlace(t *testing.T) {
 		if got := <-out; !slices.Equal(got, want) || l.Handle != other.ID || l.Transfer == nil || l.Transfer.InstalledNS == nil {
 			t.Errorf("%s: %v, want %v; handle %d, transfer %+v", c.name, got, want, l.Handle, l.Transfer)
 		}
-		if err := p.decoder.Move(t.Context(), req.ID, p.params(other.ID, api.GenerationFirst)); status(err) != http.StatusNotFound {
+		if err := p.move(t, req.ID, p.params(other.ID, api.GenerationFirst)); status(err) != http.StatusNotFound {
 			t.Errorf("%s: a leg that has its KV: %v, want 404", c.name, err)
 		}
 	}
@@ -111,7 +125,7 @@ func TestAMoveToAPrefillThatIsDone(t *testing.T) {
 	if _, err := p.prefill(t.Context(), "context_first", other); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.decoder.Move(t.Context(), 50, p.params(51, api.ContextFirst)); err != nil {
+	if err := p.move(t, 50, p.params(51, api.ContextFirst)); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-out; !slices.Equal(got, want) || l.Handle != 51 {
@@ -128,8 +142,10 @@ func TestWithoutAnotherSourceALegFailsWhenItsWaitIsOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go p.failSource(t, r, 5)
+	var source sync.WaitGroup
+	source.Go(func() { p.failSource(t, r, 5) })
 	_, err = drain(t.Context(), seq)
+	source.Wait()
 	var bad *api.Error
 	if !errors.As(err, &bad) || bad.Stage != "kv" || !bad.Retryable {
 		t.Errorf("got %v", err)

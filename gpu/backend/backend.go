@@ -73,7 +73,7 @@ type Batch struct {
 	Assign  []Assign    // slots that begin a sequence; applied first
 	Copies  []BlockCopy // block copies inside the device (fork, copy on write); applied before the forward
 	Entries []Entry
-	Hidden  []float32 // (rows of all entries, Info.Hidden): input of a stage that does not begin at layer 0
+	Hidden  Hidden // of all rows of all entries: input of a stage that does not begin at layer 0
 	// LayerDone, if set, is called from the device's goroutine when KV of all entries is written for layers < end. It is
 	// called at least once with end = Stage.End, in rising order, before Step.Done. It must not block.
 	LayerDone func(end int)
@@ -124,8 +124,8 @@ func (e *Entry) Queries() int {
 // anything but Iter.
 type Step struct {
 	Iter    int64
-	Outputs []Output  // one per entry, in the order of the batch
-	Hidden  []float32 // output of a stage that does not end at the last layer
+	Outputs []Output // one per entry, in the order of the batch
+	Hidden  Hidden   // output of a stage that does not end at the last layer; who takes it gives it back
 	Stamps  Stamps
 	Stages  []Stamps // of each stage of a pipeline; nil: there is one
 	Err     error    // the device failed; outputs are not valid

@@ -71,6 +71,7 @@ type Inbox struct {
 type Submission struct {
 	Batch *Batch
 	Step  *Step
+	AtNS  int64 // when it was submitted, if SubmitAt said so
 }
 
 // CopyJob is a copy to make. The device calls Run.
@@ -86,9 +87,12 @@ func NewInbox() Inbox {
 }
 
 // Submit implements Backend.
-func (i *Inbox) Submit(b *Batch) *Step {
+func (i *Inbox) Submit(b *Batch) *Step { return i.SubmitAt(b, 0) }
+
+// SubmitAt is Submit for a device that must know when a step was submitted.
+func (i *Inbox) SubmitAt(b *Batch, at int64) *Step {
 	s := NewStep(b.Iter)
-	if !i.Steps.Push(Submission{b, s}) {
+	if !i.Steps.Push(Submission{b, s, at}) {
 		s.Err = ErrClosed
 		s.Finish()
 	}

@@ -238,12 +238,14 @@ func stages(t *testing.T, o Options) {
 	for _, n := range []int{13, 17, 1, 1, 1, 1} {
 		ea, eb := a.part(n), b.part(n)
 		up := first.run(first.batch(assign, ea))
-		if len(up.Hidden) != n*first.info.Hidden || len(up.Outputs) > 0 && len(up.Outputs[0].Tokens) > 0 {
-			t.Fatalf("the first stage gave %d hidden values for %d rows of %d, outputs %v", len(up.Hidden), n, first.info.Hidden, up.Outputs)
+		if up.Hidden == nil || up.Hidden.Len() != n*first.info.Hidden || len(up.Outputs) > 0 && len(up.Outputs[0].Tokens) > 0 {
+			t.Fatalf("the first stage gave %v for %d rows of %d, outputs %v", up.Hidden, n, first.info.Hidden, up.Outputs)
 		}
 		down := second.batch(assign, eb)
 		down.Hidden, assign = up.Hidden, nil
-		if out := second.run(down).Outputs[0]; len(eb.Logits) > 0 {
+		out := second.run(down).Outputs[0]
+		up.Hidden.Release()
+		if len(eb.Logits) > 0 {
 			tok := second.one(out)
 			a.tokens, b.tokens = append(a.tokens, tok), append(b.tokens, tok)
 		}

@@ -1,8 +1,8 @@
 // Package collective owns the meeting point of ranks: a barrier with a deadline at which each rank leaves a word and takes
 // the words of all (an all-gather). It knows nothing of what ranks do in between.
 //
-// A Hub meets ranks that are goroutines of one process; Serve and Dial join ranks of other processes of the host to it, over
-// a Unix socket. The rank sees the same Member.
+// A Hub meets ranks that are goroutines of one process; Host and Join seat ranks of other processes of the host at it, over a Unix
+// socket. The rank sees the same Member.
 //
 // A round opens with its first arrival, which calls the other ranks, and is over with its last. A Hub that has failed stays
 // so: who made the ranks makes a new one with them.
@@ -23,6 +23,21 @@ var (
 	// ErrOutOfStep is returned when a rank arrives in a round that is over, that it is in already, or that has not come.
 	ErrOutOfStep = errors.New("collective: rank is out of step")
 )
+
+// MissedError is an ErrMissed that names the ranks.
+type MissedError struct {
+	Round    int64
+	Deadline time.Duration
+	Ranks    []int
+}
+
+// Error implements error.
+func (e *MissedError) Error() string {
+	return fmt.Sprintf("%v: round %d waited %v for %v", ErrMissed, e.Round, e.Deadline, e.Ranks)
+}
+
+// Unwrap makes it an ErrMissed.
+func (e *MissedError) Unwrap() error { return ErrMissed }
 
 // Round is what a round has gathered.
 type Round[T any] struct {
@@ -65,7 +80,6 @@ type seat[T any] struct {
 	called   chan struct{} // capacity 1
 	released chan Round[T] // capacity 1
 	in       bool          // arrived in the open round
-	taken    bool          // by a rank of another process
 }
 
 // New makes a meeting point of so many ranks. A round may stay open for the deadline.
@@ -85,6 +99,21 @@ func (h *Hub[T]) Dropped() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.dropped
+}
+
+// Unheard gives what a rank has not heard, once all have ended: the words of the round that was over, if it has not taken it, and
+// those of the round that is not; in the place of a rank that had not come is a zero.
+func (h *Hub[T]) Unheard(rank int) (list [][]T) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	select {
+	case r := <-h.seats[rank].released:
+		if r.Err == nil {
+			list = append(list, r.Words)
+		}
+	default:
+	}
+	return append(list, h.words)
 }
 
 // Arrive implements Member.
@@ -159,7 +188,7 @@ func (h *Hub[T]) due() {
 			missing = append(missing, s.rank)
 		}
 	}
-	h.fail(fmt.Errorf("%w: round %d waited %v for %v", ErrMissed, h.round, h.deadline, missing))
+	h.fail(&MissedError{h.round, h.deadline, missing})
 }
 
 // fail ends all rounds. Every rank hears it once, also one that has not arrived.

@@ -149,38 +149,49 @@ func TestALostRankIsNamedAtOnce(t *testing.T) {
 	}
 }
 
-// join opens a hub whose other ranks come over a socket.
-func join(t *testing.T, ranks int, deadline time.Duration) (*Hub[word], []Member[word]) {
+// join makes a hub whose other ranks come over sockets. gone has what Host says of each.
+func join(t *testing.T, ranks int, deadline time.Duration) (h *Hub[word], all []Member[word], gone []chan error) {
 	t.Helper()
-	h := New[word](ranks, deadline)
-	path := filepath.Join(t.TempDir(), "ranks.sock")
-	ln, err := net.Listen("unix", path)
+	ln, err := net.Listen("unix", filepath.Join(t.TempDir(), "ranks.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	served := make(chan error, 1)
-	go func() { served <- h.Serve(ctx, ln) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
-	all := []Member[word]{h.Member(0)}
-	for rank := 1; rank < ranks; rank++ {
-		m, err := Dial[word](ctx, path, rank)
-		if err != nil {
+	defer ln.Close()
+	return joinBy(t, ranks, deadline, func() (here, there net.Conn) {
+		if there, err = net.Dial("unix", ln.Addr().String()); err != nil {
 			t.Fatal(err)
 		}
-		all = append(all, m)
+		if here, err = ln.Accept(); err != nil {
+			t.Fatal(err)
+		}
+		return here, there
+	})
+}
+
+// joinBy is join over connections that are given.
+func joinBy(t *testing.T, ranks int, deadline time.Duration, connect func() (here, there net.Conn)) (h *Hub[word], all []Member[word], gone []chan error) {
+	t.Helper()
+	h = New[word](ranks, deadline)
+	ctx, cancel := context.WithCancel(t.Context())
+	var hosts sync.WaitGroup
+	t.Cleanup(func() { cancel(); hosts.Wait() })
+	all, gone = []Member[word]{h.Member(0)}, []chan error{nil}
+	for rank := 1; rank < ranks; rank++ {
+		here, there := connect()
+		said := make(chan error, 1)
+		hosts.Go(func() {
+			err := h.Host(ctx, rank, here)
+			h.Member(rank).Leave(err)
+			said <- err
+		})
+		all, gone = append(all, Join[word](there, rank)), append(gone, said)
 	}
-	return h, all
+	return h, all, gone
 }
 
 func TestRanksOfOtherProcessesMeetLikeGoroutines(t *testing.T) {
 	const rounds = 500
-	h, all := join(t, 3, time.Minute)
+	h, all, gone := join(t, 3, time.Minute)
 	var wg sync.WaitGroup
 	for rank, m := range all {
 		wg.Go(func() {
@@ -200,13 +211,17 @@ func TestRanksOfOtherProcessesMeetLikeGoroutines(t *testing.T) {
 	if h.Dropped() != 0 {
 		t.Errorf("%d words dropped", h.Dropped())
 	}
-	for _, m := range all {
-		m.Leave(nil)
+	for rank, m := range all {
+		if m.Leave(nil); rank > 0 {
+			if err := <-gone[rank]; err != nil {
+				t.Errorf("rank %d left in peace and its host heard %v", rank, err)
+			}
+		}
 	}
 }
 
 func TestAProcessThatDiesIsNamedToTheOthers(t *testing.T) {
-	_, all := join(t, 3, time.Hour)
+	_, all, _ := join(t, 3, time.Hour)
 	for _, m := range all[:2] {
 		if err := m.Arrive(1, word{}); err != nil {
 			t.Fatal(err)
@@ -221,34 +236,59 @@ func TestAProcessThatDiesIsNamedToTheOthers(t *testing.T) {
 	}
 }
 
-func TestARankThatReturnsIsRefused(t *testing.T) {
-	_, all := join(t, 2, time.Hour)
-	round := func(n int) {
-		t.Helper()
-		if err := all[1].Arrive(int64(n), word{1, n}); err != nil {
-			t.Fatal(err)
-		}
-		for _, r := range []Round[word]{meet(t, all[0], int64(n), word{0, n}), <-all[1].Released()} {
-			if r.Err != nil {
-				t.Fatal(r.Err)
+// TestARankThatReturnsLateHearsWhy: it was given up, and what it brings is nobody's any more.
+func TestARankThatReturnsLateHearsWhy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, all, _ := joinBy(t, 3, 50*time.Millisecond, net.Pipe)
+		for _, m := range all[:2] {
+			if err := m.Arrive(1, word{}); err != nil {
+				t.Fatal(err)
 			}
 		}
+		for rank, m := range all[:2] {
+			if r := <-m.Released(); r.Err == nil || !strings.Contains(r.Err.Error(), "[2]") {
+				t.Errorf("rank %d heard %v, want that [2] missed", rank, r.Err)
+			}
+		}
+		if r := <-all[2].Released(); r.Err == nil || !strings.Contains(r.Err.Error(), "[2]") {
+			t.Errorf("the late rank heard %v, want why it was given up", r.Err)
+		}
+		if err := all[2].Arrive(1, word{2, 1}); err == nil {
+			t.Error("the late rank came to a round that was given up")
+		}
+		if h.Dropped() != 0 { // it never reached the hub
+			t.Errorf("%d words dropped", h.Dropped())
+		}
+	})
+}
+
+// TestARemoteRankThatSaysThingsTwiceDisturbsNobody: what is old or repeated on the wire is dropped and counted.
+func TestARemoteRankThatSaysThingsTwiceDisturbsNobody(t *testing.T) {
+	h, all, _ := join(t, 2, time.Minute)
+	w := all[1].(*remote[word]).w
+	send := func(round int64, text int) {
+		t.Helper()
+		if err := w.send(message[word]{Kind: arrival, Round: round, Word: word{1, text}}); err != nil {
+			t.Fatal(err)
+		}
 	}
-	round(1) // the first process has its place
-	path := all[1].(*remote[word]).w.conn.RemoteAddr().String()
-	again, err := Dial[word](t.Context(), path, 1)
-	if err != nil {
-		t.Fatal(err)
+	send(1, 1)
+	send(1, 99) // twice
+	send(0, 99) // old
+	if r := <-all[1].Released(); r.Err == nil || !strings.Contains(r.Err.Error(), "out of step") {
+		t.Errorf("the rank heard %v, want that it is out of step", r.Err)
 	}
-	if r := <-again.Released(); r.Err == nil || !strings.Contains(r.Err.Error(), "its place is taken") {
-		t.Errorf("the second process of rank 1 heard %v", r.Err)
+	r := meet(t, all[0], 1, word{0, 1})
+	if r.Err != nil || r.Words[1] != (word{1, 1}) {
+		t.Errorf("the round has %+v, want the first word of rank 1", r)
 	}
-	again.Leave(nil)
-	round(2) // the first is not disturbed
+	for h.Dropped() < 2 {
+		time.Sleep(time.Millisecond)
+	}
 }
 
 func TestARemoteRankOutOfStepHearsSo(t *testing.T) {
-	h, all := join(t, 2, time.Hour)
+	h, all, _ := join(t, 2, time.Hour)
 	_ = all[1].Arrive(5, word{})
 	if r := <-all[1].Released(); r.Err == nil || !strings.Contains(r.Err.Error(), "out of step") {
 		t.Errorf("heard %v", r.Err)
@@ -269,7 +309,7 @@ func FuzzSocket(f *testing.F) {
 			_ = here.Close()
 		}()
 		done := make(chan struct{})
-		go func() { h.session(t.Context(), there); close(done) }()
+		go func() { _ = h.Host(t.Context(), 1, there); close(done) }()
 		<-done
 	})
 }

@@ -2,7 +2,6 @@ package collective
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"encoding/gob"
 	"errors"
@@ -12,11 +11,10 @@ import (
 	"time"
 )
 
-// message is what a socket carries, in gob. From a rank: first its hello, then arrivals, and why it leaves. To a rank: calls,
-// rounds and the failure of all.
+// message is what a socket carries, in gob. From a rank: arrivals, and why it leaves. To a rank: calls, rounds and the failure of
+// all.
 type message[T any] struct {
 	Kind  kind
-	Rank  int   // hello
 	Round int64 // arrival, call, round
 	Word  T     // arrival
 	Words []T   // round
@@ -26,8 +24,7 @@ type message[T any] struct {
 type kind int
 
 const (
-	hello kind = iota + 1
-	arrival
+	arrival kind = iota + 1
 	call
 	over
 	failure
@@ -71,68 +68,26 @@ func (w *wire[T]) receive() (message[T], error) {
 	return m, err
 }
 
-// Serve lets ranks of other processes take their places, until ctx ends. A rank whose connection breaks is lost.
-func (h *Hub[T]) Serve(ctx context.Context, ln net.Listener) error {
-	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
-	defer stop()
-	var sessions sync.WaitGroup
-	defer sessions.Wait()
-	for {
-		c, err := ln.Accept()
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return fmt.Errorf("accept a rank at %s: %w", ln.Addr(), err)
-		}
-		sessions.Go(func() { h.session(ctx, c) })
-	}
-}
-
-// session is the place of one remote rank.
-func (h *Hub[T]) session(ctx context.Context, c net.Conn) {
+// Host seats the rank of another process at the end of a connection until it leaves, which it tells by nil; or until it is gone or
+// ctx ends. Then the caller says why: Leave.
+func (h *Hub[T]) Host(ctx context.Context, rank int, c net.Conn) error {
 	defer c.Close()
 	sub, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(sub, func() { _ = c.Close() })
 	defer stop()
-	w := newWire[T](c)
-	m, err := w.receive()
-	if err != nil || m.Kind != hello || m.Rank < 0 || m.Rank >= len(h.seats) {
-		return // no rank of ours
-	}
-	s := h.seats[m.Rank]
-	if err := s.claim(); err != nil {
-		_ = w.send(message[T]{Kind: failure, Text: err.Error()})
-		return
-	}
+	s, w := h.seats[rank], newWire[T](c)
 	var forwarding sync.WaitGroup
 	forwarding.Go(func() {
 		if err := s.forward(sub, w); err != nil {
 			cancel()
 		}
 	})
-	err = s.take(w)
+	err := s.take(w)
 	cancel()
 	forwarding.Wait()
-	if ctx.Err() == nil {
-		s.Leave(err)
-	}
+	return err
 }
-
-// claim lets one process take a place, once: a rank that comes back needs a new meeting point, because the others have failed
-// or wait for what only the first can bring.
-func (s *seat[T]) claim() error {
-	s.hub.mu.Lock()
-	defer s.hub.mu.Unlock()
-	if s.taken || s.hub.err != nil {
-		return fmt.Errorf("%w: rank %d has come before: %w", ErrOutOfStep, s.rank, cmp.Or(s.hub.err, errTaken))
-	}
-	s.taken = true
-	return nil
-}
-
-var errTaken = errors.New("its place is taken")
 
 // take hands what the rank says to its place, until it leaves; the error is nil if it left in peace.
 func (s *seat[T]) take(w *wire[T]) error {
@@ -192,24 +147,16 @@ type remote[T any] struct {
 	err   error
 }
 
-// Dial takes the place of a rank at the socket that another process serves.
-func Dial[T any](ctx context.Context, path string, rank int) (Member[T], error) {
-	c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("join the ranks at %s: %w", path, err)
-	}
+// Join takes the place of a rank whose hub hosts the other end of the connection, which Leave closes.
+func Join[T any](c net.Conn, rank int) Member[T] {
 	r := &remote[T]{
 		w: newWire[T](c), rank: rank, called: make(chan struct{}, 1), released: make(chan Round[T], 1), ended: make(chan struct{}),
-	}
-	if err := r.w.send(message[T]{Kind: hello, Rank: rank}); err != nil {
-		_ = c.Close()
-		return nil, fmt.Errorf("join the ranks at %s: %w", path, err)
 	}
 	go func() { // Leave waits for it
 		defer close(r.ended)
 		r.read()
 	}()
-	return r, nil
+	return r
 }
 
 // read takes in what the hub says, until the connection ends.
@@ -229,10 +176,16 @@ func (r *remote[T]) read() {
 				r.fail(fmt.Errorf("%w: rank %d heard of round %d too early", ErrOutOfStep, r.rank, m.Round))
 			}
 		case m.Kind == failure:
-			r.fail(fmt.Errorf("%w: %s", ErrLost, m.Text))
+			r.fail(told(m.Text))
 		}
 	}
 }
+
+// told is an error that the hub gave its ranks.
+type told string
+
+func (t told) Error() string { return string(t) }
+func (t told) Unwrap() error { return ErrLost }
 
 // call passes a call on, unless this rank came before it was heard.
 func (r *remote[T]) call(round int64) {

@@ -142,8 +142,8 @@ func (d *device) check(b *backend.Batch) error {
 		s.check = d.checks
 		rows += b.Entries[i].Queries()
 	}
-	if d.info.Stage.First > 0 && len(b.Hidden) != rows*d.info.Hidden {
-		return fmt.Errorf("cpu: step %d has %d hidden values for %d rows of %d", b.Iter, len(b.Hidden), rows, d.info.Hidden)
+	if _, err := backend.HiddenOf[backend.HostHidden](b, &d.info, rows); err != nil {
+		return fmt.Errorf("cpu: step %d: %w", b.Iter, err)
 	}
 	return nil
 }

@@ -163,7 +163,7 @@ func TestStagesMakeTheWhole(t *testing.T) {
 	tokens := randomTokens(30, m.Config.Vocab)
 	whole := newBackend(t, m, Options{TokensPerBlock: 8})
 	want := allLogits(t, whole, tokens, 30, blocksFrom(0, 4))
-	var hidden []float32
+	var hidden backend.Hidden
 	for _, stage := range []backend.Stage{{First: 0, End: 1}, {First: 1, End: 3}} {
 		b := newBackend(t, m, Options{TokensPerBlock: 8, Stage: stage})
 		var ends []int
@@ -175,8 +175,8 @@ func TestStagesMakeTheWhole(t *testing.T) {
 			t.Errorf("stage %v reported layers %v", stage, ends)
 		}
 		if stage.End < 3 {
-			if hidden = s.Hidden; len(hidden) != 30*64 || len(s.Outputs[0].Tokens) != 0 {
-				t.Fatalf("%d hidden values, %d tokens", len(hidden), len(s.Outputs[0].Tokens))
+			if hidden = s.Hidden; hidden.Len() != 30*64 || len(s.Outputs[0].Tokens) != 0 {
+				t.Fatalf("%d hidden values, %d tokens", hidden.Len(), len(s.Outputs[0].Tokens))
 			}
 			continue
 		}

@@ -52,10 +52,11 @@ func (d *device) gatherRows(b *backend.Batch) {
 		}
 	}
 	d.hidden.resize(len(d.rows))
+	hidden, _ := b.Hidden.(backend.HostHidden) // as check has seen
 	for i, r := range d.rows {
 		h := d.hidden.row(i)[:d.info.Hidden]
 		if d.info.Stage.First > 0 {
-			copy(h, b.Hidden[i*len(h):])
+			copy(h, hidden[i*len(h):])
 			continue
 		}
 		e := &b.Entries[r.entry]
@@ -67,8 +68,8 @@ func (d *device) gatherRows(b *backend.Batch) {
 	}
 }
 
-func (d *device) hiddenOut() []float32 {
-	out := make([]float32, 0, len(d.rows)*d.info.Hidden)
+func (d *device) hiddenOut() backend.HostHidden {
+	out := make(backend.HostHidden, 0, len(d.rows)*d.info.Hidden)
 	for i := range d.rows {
 		out = append(out, d.hidden.row(i)[:d.info.Hidden]...)
 	}

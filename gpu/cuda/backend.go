@@ -16,16 +16,19 @@ import (
 
 // Options sets up a back end. Zero values are the defaults.
 type Options struct {
-	GPU            int           // number of the card
-	TokensPerBlock int           // tokens of one KV block; default 32
-	KVBlocks       int           // KV blocks, allocated at once; default: enough for two full contexts
-	MaxSlots       int           // sequences that can hold a slot; default 64
-	Stage          backend.Stage // layers to own; default: all of the model
-	Deterministic  bool          // float32 and sums that do not depend on the batch, at a fraction of the speed
-	CacheDir       string        // folder of compiled kernels; "": they are compiled at each start
-	MaxTokens      int           // query tokens of a step, for which memory is set aside; default 2048
-	MemoryFraction float64       // of the card's memory, for all that this back end holds; KV gets what is left. 0: see KVBlocks
-	Now            func() int64  // the process's steady clock in ns; must be given
+	GPU            int                  // number of the card
+	TokensPerBlock int                  // tokens of one KV block; default 32
+	KVBlocks       int                  // KV blocks, allocated at once; default: enough for two full contexts
+	WindowBlocks   func(blocks int) int // KV blocks of the layers of each window, beside so many of the others; nil: as many
+	MaxSlots       int                  // sequences that can hold a slot; default 64
+	Stage          backend.Stage        // layers to own; default: all of the model
+	Deterministic  bool                 // float32 and sums that do not depend on the batch, at a fraction of the speed
+	NarrowKV       bool                 // KV gets eight bits an element, and a scale for each head
+	NarrowWeights  bool                 // the matrices of layers get eight bits a weight (E4M3) and a scale for each output
+	CacheDir       string               // folder of compiled kernels; "": they are compiled at each start
+	MaxTokens      int                  // query tokens of a step, for which memory is set aside; default 2048
+	MemoryFraction float64              // of the card's memory, for all that this back end holds; KV gets what is left. 0: see KVBlocks
+	Now            func() int64         // the process's steady clock in ns; must be given
 }
 
 // Backend implements backend.Backend.
@@ -97,14 +100,37 @@ func describe(m *model.Model, o *Options) (backend.Info, error) {
 	if c.HeadSize > 256 || c.HeadSize%2 != 0 {
 		return backend.Info{}, fmt.Errorf("cuda: heads of %d elements; must be even and at most 256", c.HeadSize)
 	}
+	if o.NarrowWeights && (o.Deterministic || c.Hidden%16 != 0 || c.Intermediate%16 != 0 || c.Heads*c.HeadSize%16 != 0) {
+		return backend.Info{}, fmt.Errorf("cuda: weights of eight bits: deterministic is %t, products have %d, %d and %d inputs; want false and multiples of 16",
+			o.Deterministic, c.Hidden, c.Intermediate, c.Heads*c.HeadSize)
+	}
+	if o.NarrowKV && (o.Deterministic || c.HeadSize%16 != 0) {
+		return backend.Info{}, fmt.Errorf("cuda: KV of eight bits: deterministic is %t, heads have %d elements; want false and a multiple of 16", o.Deterministic, c.HeadSize)
+	}
 	kv, numerics := "bf16", "cuda-bf16-cublaslt"
+	if o.NarrowWeights {
+		numerics = "cuda-fp8-weights"
+	}
+	if o.NarrowKV {
+		kv, numerics = narrowType, numerics+"-fp8-kv"
+	}
 	if o.Deterministic {
 		kv, numerics = "f32", "cuda-f32"
+	}
+	if o.WindowBlocks == nil {
+		o.WindowBlocks = func(blocks int) int { return blocks }
+	}
+	var windows []backend.Window // of stages that are cut: all their layers are one group
+	if o.Stage == (backend.Stage{End: c.Layers}) {
+		windows = backend.WindowsOf(c.Windows, o.Stage, c.ContextLen, o.WindowBlocks(o.KVBlocks))
+	}
+	if len(windows)+1 >= maxGroups || c.Layers >= maxGroupLayers {
+		return backend.Info{}, fmt.Errorf("cuda: %d layers with %d windows; must be below %d and %d", c.Layers, len(windows), maxGroupLayers, maxGroups-1)
 	}
 	return backend.Info{
 		Device: "cuda", ModelHash: m.Hash, Vocab: c.Vocab, ContextLen: c.ContextLen, Layers: c.Layers, Stage: o.Stage,
 		Hidden: c.Hidden, KVHeads: c.KVHeads, HeadSize: c.HeadSize, KVType: kv, RoPE: c.RoPE.String(),
-		TokensPerBlock: o.TokensPerBlock, KVBlocks: o.KVBlocks, MaxSlots: o.MaxSlots, Numerics: numerics, DeviceClock: "mono",
+		TokensPerBlock: o.TokensPerBlock, KVBlocks: o.KVBlocks, Windows: windows, MaxSlots: o.MaxSlots, Numerics: numerics, DeviceClock: "mono",
 	}, nil
 }
 
@@ -138,7 +164,9 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 	}
 	b.card, b.info = c.name, d.info
 	b.clock.id = cardID(c.uuid)
-	b.share(c, d.kv)
+	if len(d.kv) == 1 {
+		b.share(c, d.kv[0])
+	}
 	asked, closing := make(chan error, 1), make(chan struct{})
 	var asking sync.WaitGroup
 	asking.Go(func() { b.ask(c, d.kernels, asked, closing) })
@@ -149,12 +177,16 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 	}
 	ready, queued := make(chan *flight, flights), make(chan *flight, flights)
 	for range flights {
-		f, err := newFlight(c)
-		if err != nil {
-			opened <- err
-			return
-		}
+		f, flightErr := newFlight(c)
+		err = firstOf(err, flightErr)
 		ready <- f
+	}
+	if err != nil {
+		close(closing)
+		asking.Wait()
+		close(ready)
+		opened <- fmt.Errorf("%s: %w", c.name, errors.Join(err, closeAll(ready), d.close(), c.close()))
+		return
 	}
 	opened <- nil
 	var kin sync.WaitGroup
@@ -166,7 +198,9 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 		f := <-ready // the finisher gives one back when the oldest step has ended
 		f.batch, f.step = s.Batch, s.Step
 		if f.events, f.err = b.events.Take(f.batch.Iter); f.err == nil {
-			f.err = d.run(f)
+			if f.err = d.run(f); f.err != nil {
+				_ = d.wait() // what was queued of it may still use the flight's memory; its error is in f.err, or comes with the next step
+			}
 		}
 		queued <- f
 	}
@@ -175,13 +209,19 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 	close(closing)
 	asking.Wait()
 	close(ready)
-	errs := []error{}
-	for f := range ready {
-		errs = append(errs, f.close())
-	}
+	err = closeAll(ready)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.err = errors.Join(append(errs, b.err, d.close(), c.close())...)
+	b.err = errors.Join(b.err, err, d.close(), c.close())
+}
+
+// closeAll frees what the flights hold; none is on its way any more.
+func closeAll(ready <-chan *flight) error {
+	var err error
+	for f := range ready {
+		err = firstOf(err, f.close())
+	}
+	return err
 }
 
 // finish is the finisher goroutine.

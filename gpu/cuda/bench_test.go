@@ -89,18 +89,21 @@ func (r row) String() string {
 		}
 		return fmt.Sprintf(format, v)
 	}
-	verdict := "–"
-	if r.goal > 0 {
-		verdict = "met"
-		if r.ms > r.goal {
-			verdict = "missed"
-		}
-	}
 	ratio := 0.0
 	if r.floorMS > 0 {
 		ratio = r.ms / r.floorMS
 	}
-	return fmt.Sprintf("%-34s %9s %9.3f %8s %8s %-7s %s", r.name, cell(r.floorMS, "%.3f"), r.ms, cell(ratio, "%.2f"), cell(r.goal, "%.2f"), verdict, r.note)
+	return fmt.Sprintf("%-34s %9s %9.3f %8s %8s %-7s %s", r.name, cell(r.floorMS, "%.3f"), r.ms, cell(ratio, "%.2f"), cell(r.goal, "%.2f"), r.verdict(), r.note)
+}
+
+func (r row) verdict() string {
+	switch {
+	case r.goal == 0:
+		return "–"
+	case r.ms > r.goal:
+		return "missed"
+	}
+	return "met"
 }
 
 // BenchmarkTable measures the card's ceilings, then every kind of work against them and against its goal, and prints one
@@ -122,9 +125,17 @@ func BenchmarkTable(b *testing.B) {
 	rows8B(b, bytesPS, add)
 	fmt.Printf("\nceilings: memory %.2f TB/s (copy, read and written), bf16 product of 8192³ %.0f TFLOP/s\n", bytesPS/1e12, flopsPS/1e12)
 	fmt.Printf("%-34s %9s %9s %8s %8s\n", "work", "floor ms", "ms", "/floor", "goal ms")
+	met, missed := 0, 0
 	for _, r := range rows {
 		fmt.Println(r)
+		switch r.verdict() {
+		case "met":
+			met++
+		case "missed":
+			missed++
+		}
 	}
+	fmt.Printf("goals: %d met, %d missed\n", met, missed)
 	b.ReportMetric(0, "ns/op")
 }
 
@@ -159,6 +170,7 @@ func rows1B(b *testing.B, bytesPS, flopsPS float64, add func(row)) {
 		add(row{name: fmt.Sprintf("prefill %d", c.tokens), goal: c.goal, floorMS: flops / flopsPS * 1e3, ms: prefillBench(b, d, c.tokens)})
 	}
 	copyRows(b, d, add)
+	loadRow(b, m, add)
 	time.Sleep(8 * time.Second) // a node is asked for its clock when it has run for a while
 	state, _ := d.Clock()
 	add(row{name: "card's clock, bound in µs", goal: 1.5, ms: float64(state.Estimate.BoundNS()) / 1e3,

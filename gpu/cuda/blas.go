@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"unsafe"
 )
@@ -54,23 +55,44 @@ func openBLAS(c *context) (*blas, error) {
 		return nil, err
 	}
 	b := &blas{library: l, plans: map[planKey]*plan{}, tuned: map[int]bool{}}
+	if err := b.open(c); err != nil {
+		return nil, errors.Join(err, b.close(c))
+	}
+	return b, nil
+}
+
+func (b *blas) open(c *context) (err error) {
 	if b.workspace, err = c.alloc(blasWorkspace); err != nil {
-		return nil, err
+		return err
 	}
 	for i := range b.times {
 		if b.times[i], err = c.newTimer(); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	room := uint64(blasWorkspace)
-	return b, firstOf(
-		status("cublasLtCreate", l.call("cublasLtCreate", uintptr(unsafe.Pointer(&b.handle)))),
-		status("cublasLtMatmulPreferenceCreate", l.call("cublasLtMatmulPreferenceCreate", uintptr(unsafe.Pointer(&b.preference)))),
+	return firstOf(
+		status("cublasLtCreate", b.call("cublasLtCreate", uintptr(unsafe.Pointer(&b.handle)))),
+		status("cublasLtMatmulPreferenceCreate", b.call("cublasLtMatmulPreferenceCreate", uintptr(unsafe.Pointer(&b.preference)))),
 		func() error {
-			return status("cublasLtMatmulPreferenceSetAttribute", l.call("cublasLtMatmulPreferenceSetAttribute", b.preference,
+			return status("cublasLtMatmulPreferenceSetAttribute", b.call("cublasLtMatmulPreferenceSetAttribute", b.preference,
 				prefMaxWorkroom, uintptr(unsafe.Pointer(&room)), 8))
 		}(),
 	)
+}
+
+// close frees what was opened; its plans stay.
+func (b *blas) close(c *context) error {
+	err := c.free(b.workspace)
+	for _, e := range b.times {
+		if e != 0 {
+			err = firstOf(err, c.do("cuEventDestroy_v2", uintptr(e)))
+		}
+	}
+	if b.handle != 0 {
+		err = firstOf(err, status("cublasLtDestroy", b.call("cublasLtDestroy", b.handle)))
+	}
+	return err
 }
 
 func status(call string, s int32) error {
@@ -146,7 +168,7 @@ func (b *blas) multiply(s *stream, key planKey, x, w, out address) error {
 	return b.queue(s, p, &p.result, x, w, out, one, beta)
 }
 
-func (b *blas) queue(s *stream, p *plan, way *algorithm, x, w, out address, one, beta float32) error {
+func (b *blas) queue(s *stream, p *plan, way *algorithm, x, w, out address, one, beta float32) error { //nolint:revive // the arguments of cublasLtMatmul
 	return status("cublasLtMatmul", b.call("cublasLtMatmul", b.handle, p.op, uintptr(unsafe.Pointer(&one)), uintptr(w), p.a,
 		uintptr(x), p.b, uintptr(unsafe.Pointer(&beta)), uintptr(out), p.c, uintptr(out), p.c, uintptr(unsafe.Pointer(way)),
 		uintptr(b.workspace), blasWorkspace, s.handle))

@@ -10,6 +10,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"meridian.internal/gpu/backend"
+	"meridian.internal/gpu/model"
 )
 
 // ceilings measures what the card can do: bytes a second of a large copy, read and written, and operations a second of a
@@ -63,9 +66,40 @@ func ceilings(b *testing.B) (bytesPS, flopsPS float64) {
 	copyMS := timed(func() error {
 		return status("cuMemcpyDtoDAsync_v2", l.call("cuMemcpyDtoDAsync_v2", uintptr(to), uintptr(from), copied, s.handle))
 	})
-	must(firstOf(c.free(from), c.free(to), c.free(blas.workspace), c.freePinned(&stage), s.do("cuStreamDestroy_v2", s.handle),
-		status("cublasLtDestroy", blas.call("cublasLtDestroy", blas.handle)), c.close()))
+	must(firstOf(c.free(from), c.free(to), blas.close(c), c.freePinned(&stage), s.do("cuStreamDestroy_v2", s.handle), c.close()))
 	return 2 * copied / copyMS * 1e3, 2 * side * side * side / product * 1e3
+}
+
+// loadRow times the loading of the weights against plain copies of as many bytes out of pinned memory; 80 % of the link is the goal.
+func loadRow(b *testing.B, m *model.Model, add func(row)) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	must := func(err error) {
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	c, err := openContext(0)
+	must(err)
+	s, err := c.newStream()
+	must(err)
+	from := now()
+	w, err := loadWeights(newLauncher(s, nil), m, backend.Stage{End: m.Config.Layers}, true, false)
+	must(err)
+	took := float64(now()-from) / 1e6
+	var piece pinned
+	must(c.growPinned(&piece, stageBytes))
+	from = now()
+	for range w.bytes / stageBytes {
+		must(s.upload(w.embed, piece.at, stageBytes))
+	}
+	must(s.wait())
+	link := float64(now()-from) / 1e6
+	for _, a := range w.all {
+		must(c.free(a))
+	}
+	must(firstOf(c.freePinned(&piece), s.do("cuStreamDestroy_v2", s.handle), c.close()))
+	add(row{name: "weights to the card", goal: link / 0.8, floorMS: link, ms: took, note: fmt.Sprintf("%.1f GB/s, the link %.1f", float64(w.bytes)/took/1e6, float64(w.bytes)/link/1e6)})
 }
 
 // transformers times Hugging Face transformers, by the row of the table; empty if that is not asked for.

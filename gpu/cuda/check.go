@@ -19,8 +19,11 @@ func (d *device) check(b *backend.Batch) error {
 		}
 	}
 	for _, c := range b.Copies {
-		if min(c.From, c.To) < 0 || int(max(c.From, c.To)) >= d.info.KVBlocks {
-			return fmt.Errorf("cuda: step %d copies KV block %d to %d, there are %d", b.Iter, c.From, c.To, d.info.KVBlocks)
+		if c.Group < 0 || c.Group > len(d.info.Windows) {
+			return fmt.Errorf("cuda: step %d copies a KV block of group %d, there are %d", b.Iter, c.Group, 1+len(d.info.Windows))
+		}
+		if n := d.info.GroupBlocks(c.Group); min(c.From, c.To) < 0 || int(max(c.From, c.To)) >= n {
+			return fmt.Errorf("cuda: step %d copies KV block %d to %d, there are %d", b.Iter, c.From, c.To, n)
 		}
 	}
 	rows := 0
@@ -36,8 +39,8 @@ func (d *device) check(b *backend.Batch) error {
 		d.checked[e.Slot] = d.step
 		rows += e.Queries()
 	}
-	if d.info.Stage.First > 0 && len(b.Hidden) != rows*d.info.Hidden {
-		return fmt.Errorf("cuda: step %d has %d hidden values for %d rows of %d", b.Iter, len(b.Hidden), rows, d.info.Hidden)
+	if _, err := backend.HiddenOf[*onCard](b, &d.info, rows); err != nil {
+		return fmt.Errorf("cuda: step %d: %w", b.Iter, err)
 	}
 	return nil
 }
@@ -46,11 +49,18 @@ func (d *device) check(b *backend.Batch) error {
 func checkRegions(i backend.Info, regions []backend.Region, bytes int) error {
 	want := 0
 	for _, r := range regions {
-		switch {
-		case r.Block < 0 || int(r.Block) >= i.KVBlocks:
-			return fmt.Errorf("cuda: copy of KV block %d, there are %d", r.Block, i.KVBlocks)
-		case r.LayerFrom < i.Stage.First || r.LayerFrom > r.LayerTo || r.LayerTo > i.Stage.End:
+		if r.LayerFrom < i.Stage.First || r.LayerFrom > r.LayerTo || r.LayerTo > i.Stage.End {
 			return fmt.Errorf("cuda: copy of KV layers [%d, %d), the stage has [%d, %d)", r.LayerFrom, r.LayerTo, i.Stage.First, i.Stage.End)
+		}
+		if r.LayerFrom == r.LayerTo {
+			continue
+		}
+		group, end := i.Run(r.LayerFrom, r.LayerTo)
+		switch blocks := i.GroupBlocks(group); {
+		case end < r.LayerTo:
+			return fmt.Errorf("cuda: copy of KV layers [%d, %d), which have different windows", r.LayerFrom, r.LayerTo)
+		case r.Block < 0 || int(r.Block) >= blocks:
+			return fmt.Errorf("cuda: copy of KV block %d, there are %d", r.Block, blocks)
 		case r.HeadFrom < 0 || r.HeadFrom > r.HeadTo || r.HeadTo > i.KVHeads:
 			return fmt.Errorf("cuda: copy of KV heads [%d, %d), there are %d", r.HeadFrom, r.HeadTo, i.KVHeads)
 		case r.TokenFrom < 0 || r.TokenFrom > r.TokenTo || r.TokenTo > i.TokensPerBlock:

@@ -39,13 +39,14 @@ func TestKernelsCompileForEveryKindOfCard(t *testing.T) {
 	}
 	for name, shape := range shapes {
 		for _, arch := range []int{80, 90} {
-			for _, kv := range []string{"bf16", "f32"} {
+			for _, kv := range []string{"bf16", "f8e4m3", "f32"} {
+				narrow := name == "heads of 64"
 				t.Run(fmt.Sprintf("%s, sm_%d, %s", name, arch, kv), func(t *testing.T) {
 					m, err := model.ParseConfig([]byte(shape))
 					if err != nil {
 						t.Fatal(err)
 					}
-					f := featuresOf(arch, m, kv == "bf16")
+					f := featuresOf(arch, m, kv, kv != "f32" && narrow)
 					option := fmt.Sprintf("--gpu-architecture=sm_%d", arch)
 					if f.hopper {
 						option += "a"

@@ -13,7 +13,8 @@ import (
 type copier struct {
 	*launcher
 	info   backend.Info
-	kv     address
+	kv     []address       // by group of layers
+	places []backend.Place // of the layers of the stage
 	packed buffer
 	list   buffer
 	stage  pinned // packed data
@@ -28,7 +29,7 @@ func newCopier(c *context, d *device) (*copier, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &copier{launcher: newLauncher(s, d.kernels), info: d.info, kv: d.kv}, nil
+	return &copier{launcher: newLauncher(s, d.kernels), info: d.info, kv: d.kv, places: d.places}, nil
 }
 
 // run does one job: out of the card into buf, or from buf into the card.
@@ -71,7 +72,7 @@ func (c *copier) part(regions []backend.Region, buf []byte, out bool) error {
 	if out {
 		flag = 1
 	}
-	c.launch("moveKV", grid{x: n, y: 16, threads: 256}, uint64(c.kv), uint64(c.packed.at), uint64(c.list.at), uint64(c.list.at)+uint64(32*n), number(flag))
+	c.launch("moveKV", grid{x: n, y: 16, threads: 256}, uint64(c.packed.at), uint64(c.list.at), uint64(c.list.at)+uint64(32*n), number(flag))
 	if err := c.taken(); err != nil {
 		return err
 	}
@@ -89,26 +90,31 @@ func (c *copier) part(regions []backend.Region, buf []byte, out bool) error {
 	return nil
 }
 
-// describe sends the list of regions, 8 numbers each, and then the places of their first elements.
+// describe sends the list of regions, 8 numbers each, and then the places of their first elements and of their groups' memory.
 func (c *copier) describe(regions []backend.Region, bytes int) error {
 	n := len(regions)
 	_, err := c.grow(&c.packed, max(bytes, copyStage))
-	if err := firstOf(err, c.growPinned(&c.stage, max(bytes, copyStage)), c.growPinned(&c.desc, max(40*n, 1<<16))); err != nil {
+	if err := firstOf(err, c.growPinned(&c.stage, max(bytes, copyStage)), c.growPinned(&c.desc, max(48*n, 1<<16))); err != nil {
 		return err
 	}
-	if _, err := c.grow(&c.list, max(40*n, 1<<16)); err != nil {
+	if _, err := c.grow(&c.list, max(48*n, 1<<16)); err != nil {
 		return err
 	}
 	d, at := c.desc.bytes(), 0
 	for i, r := range regions {
-		first := c.info.Stage.First
-		for j, v := range []int{int(r.Block), r.LayerFrom - first, r.LayerTo - first, r.HeadFrom, r.HeadTo, r.TokenFrom, r.TokenTo, 0} {
+		var p backend.Place // of an empty region: any
+		if r.LayerFrom < r.LayerTo {
+			p = c.places[r.LayerFrom-c.info.Stage.First]
+		}
+		end := p.Layer + r.LayerTo - r.LayerFrom // a region's layers are of one group, one behind the other
+		for j, v := range []int{int(r.Block), p.Layer, end, r.HeadFrom, r.HeadTo, r.TokenFrom, r.TokenTo, c.info.GroupLayers(p.Group)} {
 			binary.LittleEndian.PutUint32(d[32*i+4*j:], uint32(v))
 		}
-		binary.LittleEndian.PutUint64(d[32*n+8*i:], uint64(at))
+		binary.LittleEndian.PutUint64(d[32*n+16*i:], uint64(at))
+		binary.LittleEndian.PutUint64(d[32*n+16*i+8:], uint64(c.kv[p.Group]))
 		at += elements(c.info, r)
 	}
-	return c.upload(c.list.at, c.desc.at, 40*n)
+	return c.upload(c.list.at, c.desc.at, 48*n)
 }
 
 func (c *copier) close() error {

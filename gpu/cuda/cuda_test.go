@@ -56,6 +56,29 @@ func open(t testing.TB, m *model.Model, o Options) *Backend {
 	return b
 }
 
+// TestTheCardsOfThisMachine names each card that the back end can use.
+func TestTheCardsOfThisMachine(t *testing.T) {
+	for gpu := 0; ; gpu++ {
+		c, err := openContext(gpu)
+		if errors.Is(err, ErrUnavailable) {
+			if gpu == 0 {
+				t.Skip(err)
+			}
+			return
+		}
+		if err != nil {
+			t.Fatalf("card %d: %v", gpu, err)
+		}
+		t.Logf("card %d: %s, sm_%d, %d multiprocessors", gpu, c.name, c.arch, c.cores)
+		if c.name == "" || c.cores < 1 || c.uuid == [16]byte{} {
+			t.Errorf("card %d has the name %q, %d multiprocessors and the id %x", gpu, c.name, c.cores, c.uuid)
+		}
+		if err := c.close(); err != nil {
+			t.Errorf("card %d: %v", gpu, err)
+		}
+	}
+}
+
 func loadModel(t testing.TB, dir string) *model.Model {
 	t.Helper()
 	m, err := model.Load(dir)
@@ -68,8 +91,14 @@ func loadModel(t testing.TB, dir string) *model.Model {
 
 type extra = map[string]any
 
-// randomModel writes and loads a small model; extra replaces keys of the base config.
+// randomModel writes and loads a small model.
 func randomModel(t testing.TB, arch string, extra extra) *model.Model {
+	t.Helper()
+	return loadModel(t, writeRandom(t, arch, extra))
+}
+
+// writeRandom writes a small model; extra replaces keys of the base config.
+func writeRandom(t testing.TB, arch string, extra extra) (dir string) {
 	t.Helper()
 	config := map[string]any{
 		"architectures": []string{arch}, "vocab_size": 200, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3,
@@ -83,11 +112,11 @@ func randomModel(t testing.TB, arch string, extra extra) *model.Model {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
+	dir = t.TempDir()
 	if err := model.WriteRandom(dir, data, 42); err != nil {
 		t.Fatal(err)
 	}
-	return loadModel(t, dir)
+	return dir
 }
 
 func TestConformance(t *testing.T) {
@@ -99,11 +128,15 @@ func TestConformance(t *testing.T) {
 		{"deterministic", true, nil},
 		{"bf16", false, nil},
 		{"bf16 with fused products", false, fusedShape},
+		{"deterministic with windows", true, extra{"sliding_window": 40, "use_sliding_window": true, "max_window_layers": 1}},
+		{"bf16 with windows", false, extra{"sliding_window": 40, "use_sliding_window": true, "max_window_layers": 1, "head_dim": 64}},
+		{"eight bits", false, extra{"hidden_size": 128, "intermediate_size": 192, "head_dim": 64}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			m := randomModel(t, "Qwen2ForCausalLM", tc.extra)
+			narrow := tc.name == "eight bits"
 			backendtest.Run(t, backendtest.Options{Stages: tc.deterministic, Inexact: !tc.deterministic, Open: func(t *testing.T, stage backend.Stage) backend.Backend {
-				return open(t, m, Options{TokensPerBlock: 8, KVBlocks: 300, MaxSlots: 16, Stage: stage, Deterministic: tc.deterministic})
+				return open(t, m, Options{TokensPerBlock: 8, KVBlocks: 300, MaxSlots: 16, Stage: stage, Deterministic: tc.deterministic, NarrowWeights: narrow, NarrowKV: narrow})
 			}})
 		})
 	}

@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"slices"
 	"testing"
 
 	"meridian.internal/gpu/backend"
@@ -35,18 +36,19 @@ func TestDecodeBatchesOfManySizesAgreeWithTheProcessor(t *testing.T) {
 			defer shut(t, reference)
 			card := open(t, m, Options{TokensPerBlock: perBlock, KVBlocks: blocks, MaxSlots: slots})
 			defer shut(t, card)
+			staged := openStages(t, m, 3, Options{TokensPerBlock: perBlock, KVBlocks: blocks, MaxSlots: slots})
+			defer shut(t, staged)
 			for _, n := range []int{1, 2, 5, 8, 9, 16, 17, 40} {
-				worst := 0.0
-				var got [2][][]backend.Logprobs
-				for i, b := range []backend.Backend{reference, card} {
-					got[i] = decodeTogether(t, b, n)
-				}
-				for s := range got[0] {
-					worst = max(worst, farthest(got[0][s], got[1][s]))
-				}
-				t.Logf("%d sequences: log probabilities differ by up to %.2g", n, worst)
-				if !(worst < 0.1) {
-					t.Errorf("%d sequences: %g away from the processor", n, worst)
+				want := decodeTogether(t, reference, n)
+				for kind, b := range map[string]backend.Backend{"one card": card, "three stages": staged} {
+					worst := 0.0
+					for s, got := range decodeTogether(t, b, n) {
+						worst = max(worst, farthest(want[s], got))
+					}
+					t.Logf("%d sequences, %s: log probabilities differ by up to %.2g", n, kind, worst)
+					if !(worst < 0.1) {
+						t.Errorf("%d sequences, %s: %g away from the processor", n, kind, worst)
+					}
 				}
 			}
 		})
@@ -58,11 +60,12 @@ func decodeTogether(t testing.TB, b backend.Backend, n int) [][]backend.Logprobs
 	t.Helper()
 	vocab, per := b.Info().Vocab, 22
 	token := func(s, pos int) int32 { return int32((s*31 + pos*pos*7 + pos*13 + 5) % vocab) }
+	windows := func(s int) [][]int32 { return slices.Repeat([][]int32{blocksFrom(s*per, per)}, len(b.Info().Windows)) }
 	lengths := make([]int, n)
 	prompts := &backend.Batch{}
 	for s := range n {
 		lengths[s] = 1 + (s*97+n*11)%300
-		e := backend.Entry{Slot: s, Blocks: blocksFrom(s*per, per)}
+		e := backend.Entry{Slot: s, Blocks: blocksFrom(s*per, per), Windows: windows(s)}
 		for pos := range lengths[s] {
 			e.Tokens = append(e.Tokens, token(s, pos))
 		}
@@ -75,7 +78,7 @@ func decodeTogether(t testing.TB, b backend.Backend, n int) [][]backend.Logprobs
 		batch := &backend.Batch{}
 		for s := range n {
 			pos := lengths[s] + step
-			batch.Entries = append(batch.Entries, backend.Entry{Slot: s, Tokens: []int32{token(s, pos)}, KVLen: pos, Blocks: blocksFrom(s*per, per), Logits: []int{0}})
+			batch.Entries = append(batch.Entries, backend.Entry{Slot: s, Tokens: []int32{token(s, pos)}, KVLen: pos, Blocks: blocksFrom(s*per, per), Windows: windows(s), Logits: []int{0}})
 		}
 		for s, o := range run(t, b, batch).Outputs {
 			out[s] = append(out[s], o.Logprobs...)

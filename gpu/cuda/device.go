@@ -3,7 +3,10 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
+	"math"
+	"sort"
 	"unsafe"
 
 	"meridian.internal/gpu/backend"
@@ -20,9 +23,13 @@ type device struct {
 	bf16    bool
 	blas    *blas // nil in deterministic mode
 	weights *weights
-	kv      address
+	kv      []address       // by group of layers
+	places  []backend.Place // of the layers of the stage
+	scales  address         // of KV of eight bits: (layer, K then V, head) float32; 0: it has none
 	slots   []infer.Sampling
 	graphs  map[graphKey]uintptr
+	onward  *hiddenPool      // for the next stage
+	reached map[uintptr]bool // contexts of other cards that were made reachable if they can be
 	desc    description
 	step    int64 // batches checked
 	checked []int64
@@ -40,6 +47,7 @@ type device struct {
 	partial      buffer // (rows, heads, splits, head size + 2) float32
 	logits       buffer // (wanted, vocab) float32
 	work         buffer // (entries, vocab) float32
+	wide         buffer // a matrix of eight bits in bfloat16, for products of many rows
 	squares      buffer // (rows, hidden / 16) float32, of the fused products
 	peaks        buffer // (wanted, slices) of 8 bytes
 	logprobs     buffer // (wanted, 1 + maxTop, 2)
@@ -52,37 +60,51 @@ const (
 	logprobSize = 8 * (1 + maxTop)
 )
 
-// elementSize is that of weights, activations and KV.
-func (d *device) elementSize() int { return backend.ElementSize(d.info.KVType) }
+// elementSize is that of activations.
+func (d *device) elementSize() int {
+	if d.bf16 {
+		return 2
+	}
+	return 4
+}
 
 // samples tells whether the stage ends at the head.
 func (d *device) samples() bool { return d.info.Stage.End == d.info.Layers }
 
-// blockBytes is the size of one KV block of the stage.
-func (d *device) blockBytes() int {
-	return d.info.KVBytes(d.info.Stage.First, d.info.Stage.End) * d.info.TokensPerBlock
+// countsBytes is the size of what the sampler remembers of the sequences.
+func (d *device) countsBytes() int {
+	if !d.samples() {
+		return 0
+	}
+	return 4 * d.info.MaxSlots * d.info.Vocab
 }
 
-func newDevice(c *context, m *model.Model, info backend.Info, o Options, now func() int64) (*device, error) {
+func newDevice(c *context, m *model.Model, info backend.Info, o Options, now func() int64) (_ *device, err error) {
 	s, err := c.newStream()
 	if err != nil {
 		return nil, err
 	}
-	k, err := c.load(&m.Config, info, o.CacheDir)
+	k, err := c.load(&m.Config, info, o)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, s.do("cuStreamDestroy_v2", s.handle))
 	}
 	d := &device{
-		launcher: newLauncher(s, k), info: info, now: now, config: &m.Config, bf16: info.KVType == "bf16",
+		launcher: newLauncher(s, k), weights: &weights{}, info: info, now: now, config: &m.Config, bf16: !o.Deterministic,
 		slots: make([]infer.Sampling, info.MaxSlots), checked: make([]int64, info.MaxSlots), graphs: map[graphKey]uintptr{},
+		onward: &hiddenPool{context: c, least: 4 * o.MaxTokens * info.Hidden}, reached: map[uintptr]bool{},
 	}
+	defer func() { // another device of this process may keep the card's context, and with it what would be left here
+		if err != nil {
+			err = errors.Join(err, d.close())
+		}
+	}()
 	if d.bf16 {
 		if d.blas, err = openBLAS(c); err != nil {
 			return nil, err
 		}
 	}
-	if d.weights, err = loadWeights(s, m, info.Stage.First, info.Stage.End, d.bf16); err != nil {
-		return nil, err
+	if d.weights, err = loadWeights(d.launcher, m, info.Stage, d.bf16, k.has.narrow); err != nil {
+		return nil, fmt.Errorf("load the weights: %w", err)
 	}
 	if o.MemoryFraction > 0 {
 		if err := d.fit(o); err != nil {
@@ -93,7 +115,7 @@ func newDevice(c *context, m *model.Model, info backend.Info, o Options, now fun
 	for _, f := range []struct {
 		to *address
 		n  int
-	}{{&d.kv, d.blockBytes() * info.KVBlocks}, {&d.counts, 4 * info.MaxSlots * info.Vocab}, {&d.last, 4 * info.MaxSlots},
+	}{{&d.counts, d.countsBytes()}, {&d.last, 4 * info.MaxSlots},
 		{&d.merged, 4 * maxGraphRows * m.Config.KVHeads}} {
 		if *f.to, err = c.alloc(f.n); err != nil {
 			return nil, err
@@ -103,28 +125,51 @@ func newDevice(c *context, m *model.Model, info backend.Info, o Options, now fun
 			return nil, err
 		}
 	}
-	return d, s.wait()
+	d.places = info.Places()
+	if err := d.allocKV(); err != nil {
+		return nil, err
+	}
+	if info.KVType == narrowType {
+		if err := d.scaleKV(); err != nil {
+			return nil, err
+		}
+	}
+	if err = s.wait(); err != nil {
+		return nil, err
+	}
+	return d, nil
 }
 
 // fit sets aside what a step of MaxTokens needs, and counts the KV blocks that fit into the rest of the card's part.
 func (d *device) fit(o Options) error {
 	d.desc.words = make([]int32, 1<<16)
-	if err := d.reserve(o.MaxTokens, d.info.MaxSlots, d.info.MaxSlots); err != nil {
+	sampled := 0 // rows
+	if d.samples() {
+		sampled = d.info.MaxSlots
+	}
+	if err := d.reserve(o.MaxTokens, sampled, sampled); err != nil {
 		return err
 	}
 	var free, total uint64
 	if err := d.do("cuMemGetInfo_v2", uintptr(unsafe.Pointer(&free)), uintptr(unsafe.Pointer(&total))); err != nil {
 		return err
 	}
-	held := d.weights.bytes + 4*d.info.MaxSlots*(d.info.Vocab+1) + blasWorkspace + contextBytes
+	held := d.weights.bytes + d.countsBytes() + blasWorkspace + contextBytes
 	for _, b := range d.buffers() {
 		held += b.size
 	}
+	if !d.samples() {
+		held += hiddenAhead * d.onward.least
+	}
 	room := min(int(o.MemoryFraction*float64(total))-held, int(free)-marginBytes)
-	d.info.KVBlocks = room / d.blockBytes()
-	if need := (d.info.ContextLen + d.info.TokensPerBlock - 1) / d.info.TokensPerBlock; d.info.KVBlocks < need {
+	i := &d.info
+	i.KVBlocks = sort.Search(math.MaxInt32, func(n int) bool { return kvBytes(i, n+1, o.WindowBlocks(n+1)) > room })
+	for w := range i.Windows {
+		i.Windows[w].Blocks = o.WindowBlocks(i.KVBlocks)
+	}
+	if need := (i.ContextLen + i.TokensPerBlock - 1) / i.TokensPerBlock; i.KVBlocks < need {
 		return fmt.Errorf("memory fraction %g of %d bytes, of which %d are free: %d are left for KV after %d for model and activations; one context of %d tokens needs %d",
-			o.MemoryFraction, total, free, max(room, 0), held, d.info.ContextLen, need*d.blockBytes())
+			o.MemoryFraction, total, free, max(room, 0), held, i.ContextLen, kvBytes(i, need, o.WindowBlocks(need)))
 	}
 	return nil
 }
@@ -136,8 +181,17 @@ const (
 
 func (d *device) buffers() []*buffer {
 	return []*buffer{
-		&d.meta, &d.hidden, &d.normed, &d.qkv, &d.mixed, &d.gateUp, &d.gated, &d.partial, &d.logits, &d.work, &d.squares, &d.peaks, &d.logprobs,
+		&d.meta, &d.hidden, &d.normed, &d.qkv, &d.mixed, &d.gateUp, &d.gated, &d.partial, &d.logits, &d.work, &d.squares, &d.peaks, &d.logprobs, &d.wide,
 	}
+}
+
+// wideBytes is the size of the largest matrix of a layer, if a step of so many rows widens it.
+func (d *device) wideBytes(rows int) int {
+	if !d.kernels.has.narrow || rows <= maxNarrow {
+		return 0
+	}
+	l := &d.weights.layers[0]
+	return 2 * max(l.qkv.n*l.qkv.k, l.o.n*l.o.k, l.gateUp.n*l.gateUp.k, l.down.n*l.down.k)
 }
 
 // reserve makes room for the described step. Buffers that move leave graphs behind that know their old place.
@@ -153,7 +207,7 @@ func (d *device) reserve(rows, wanted, entries int) error {
 		{&d.mixed, e * rows * c.Heads * c.HeadSize}, {&d.gateUp, e * rows * 2 * c.Intermediate},
 		{&d.gated, e * rows * c.Intermediate}, {&d.partial, 4 * min(rows, maxGraphRows) * c.Heads * maxSplits * (c.HeadSize + 2)},
 		{&d.logits, 4 * wanted * c.Vocab}, {&d.work, 4 * entries * c.Vocab}, {&d.squares, 4 * maxThin * c.Hidden / 16}, {&d.peaks, 8 * peakSlices * wanted},
-		{&d.logprobs, logprobSize * wanted},
+		{&d.logprobs, logprobSize * wanted}, {&d.wide, d.wideBytes(rows)},
 	}
 	grows := false
 	for _, s := range sizes {
@@ -193,12 +247,9 @@ func (d *device) close() error {
 		d.keep(d.free(a))
 	}
 	if d.blas != nil {
-		d.keep(d.free(d.blas.workspace))
-		for _, e := range d.blas.times {
-			d.keep(d.do("cuEventDestroy_v2", uintptr(e)))
-		}
-		d.keep(status("cublasLtDestroy", d.blas.call("cublasLtDestroy", d.blas.handle)))
+		d.keep(d.blas.close(d.context))
 	}
+	d.keep(d.onward.close())
 	d.keep(d.do("cuModuleUnload", d.kernels.module))
 	d.keep(d.do("cuStreamDestroy_v2", d.handle))
 	return d.taken()

@@ -11,7 +11,7 @@
 // # Ownership
 //
 // One goroutine, the launcher, owns the compute stream, slots and activations; it queues a step and does not wait. A
-// second one, the finisher, waits for the steps in order and publishes them. Two more copy KV out and in on streams of
-// their own. Each is locked to its thread, because a CUDA context is bound to one. Sampled tokens stay on the card, where
+// second one, the finisher, waits for the steps in order and publishes them. Two more copy KV out and in, one copies out of
+// other processes' KV, and one asks the card's clock, each on a stream of its own. Each is locked to its thread, because a CUDA context is bound to one. Sampled tokens stay on the card, where
 // the next step finds them.
 package cuda

@@ -61,12 +61,20 @@ var driverCalls = []string{
 	"cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernelEx",
 	"cuEventElapsedTime", "cuEventRecordWithFlags", "cuDeviceGetUuid_v2",
 	"cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle",
+	"cuDeviceCanAccessPeer", "cuCtxEnablePeerAccess", "cuMemcpyPeerAsync", "cuMemcpyDtoDAsync_v2",
 }
 
 func openDriver() (*driver, error) {
-	l, err := openLibrary([]string{"libcuda.so.1"}, driverCalls)
+	names := []string{"libcuda.so.1"}
+	old, err := openLibrary(names, []string{"cuDriverGetVersion"})
 	if err != nil {
 		return nil, err
+	}
+	l, err := openLibrary(names, driverCalls)
+	if err != nil {
+		var version int32
+		old.call("cuDriverGetVersion", uintptr(unsafe.Pointer(&version)))
+		return nil, fmt.Errorf("%w (the driver here is for CUDA %d.%d)", err, version/1000, version%1000/10)
 	}
 	d := &driver{l}
 	if err := d.do("cuInit", 0); err != nil {
@@ -83,6 +91,11 @@ func (d *driver) do(name string, args ...uintptr) error {
 	if status == 0 {
 		return nil
 	}
+	return d.failed(name, status)
+}
+
+// failed is the error of a call.
+func (d *driver) failed(name string, status int32) error {
 	var text *byte
 	if d.call("cuGetErrorString", uintptr(uint32(status)), uintptr(unsafe.Pointer(&text))) != 0 || text == nil {
 		return fmt.Errorf("cuda: %s: status %d", name, status)

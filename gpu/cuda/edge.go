@@ -3,14 +3,20 @@
 package cuda
 
 import (
+	"math"
+
 	"meridian.internal/shared/clock"
 )
 
 // exchange is one question to the card's clock: it showed card between the host's ask and answer.
 type exchange struct{ ask, card, answer int64 }
 
-// anchor is what a burst of exchanges proves: at card's time the host's steady clock was ahead by lo to hi.
-type anchor struct{ card, lo, hi int64 }
+// anchor is what a burst of exchanges proves: at one time of the card the host's steady clock was ahead by lo.ns at least, at
+// another one by hi.ns at most. The way there was shortest in one exchange, the way back in another.
+type anchor struct{ lo, hi side }
+
+// side bounds the offset from one side at a time of the card.
+type side struct{ card, ns int64 }
 
 // edge is the estimate of the host's steady clock minus the card's clock: a line that lies between the bounds of all
 // anchors. It is pure. As long as the rates of both clocks do not change faster than wander says, its bounds are proven.
@@ -29,20 +35,23 @@ const (
 	nsPerSecond = 1e9
 )
 
-// add takes a burst. The narrowest exchange bounds best; all of them hold.
+// add takes a burst. All of its bounds hold; of each side the closest one is kept.
 func (e *edge) add(burst []exchange) {
 	if len(burst) == 0 {
 		return
 	}
-	best := burst[0]
-	for _, x := range burst[1:] {
-		if x.answer-x.ask < best.answer-best.ask {
-			best = x
+	a := anchor{side{burst[0].card, math.MinInt64}, side{burst[0].card, math.MaxInt64}}
+	e.width = math.MaxInt64
+	for _, x := range burst {
+		if lo := x.ask - x.card - cardStep; lo > a.lo.ns {
+			a.lo = side{x.card, lo}
 		}
+		if hi := x.answer - x.card; hi < a.hi.ns {
+			a.hi = side{x.card, hi}
+		}
+		e.width = min(e.width, x.answer-x.ask)
 	}
-	a := anchor{best.card, best.ask - best.card - cardStep, best.answer - best.card}
 	e.bursts++
-	e.width = best.answer - best.ask
 	e.anchors = append(e.anchors, a)
 	if len(e.anchors) > maxAnchors {
 		e.anchors = append(e.anchors[:0], e.anchors[1:]...)
@@ -50,27 +59,36 @@ func (e *edge) add(burst []exchange) {
 	if lo, hi := e.rates(); lo > hi {
 		e.anchors = append(e.anchors[:0], a)
 		e.restarts++
-	} else if lo, hi, _ := e.at(a.card); lo > hi {
+	} else if lo, hi, _ := e.at(e.newest()); lo > hi {
 		e.anchors = append(e.anchors[:0], a)
 		e.restarts++
 	}
 }
 
-// rates bounds the slope of the offset from both sides.
+// newest is the time of the card up to which there are bounds; there is an anchor.
+func (e *edge) newest() int64 {
+	a := e.anchors[len(e.anchors)-1]
+	return max(a.lo.card, a.hi.card)
+}
+
+// rates bounds the slope of the offset at the newest time from both sides.
 func (e *edge) rates() (lo, hi float64) {
 	lo, hi = -priorRate, priorRate
-	newest := e.anchors[len(e.anchors)-1]
+	last, newest := e.anchors[len(e.anchors)-1], e.newest()
 	for _, a := range e.anchors[:len(e.anchors)-1] {
-		span := float64(newest.card - a.card)
-		if span <= 0 {
+		least, most := float64(last.lo.card-a.hi.card), float64(last.hi.card-a.lo.card)
+		if least <= 0 || most <= 0 {
 			return 1, -1
 		}
-		slack := rateWander * span / nsPerSecond
-		lo = max(lo, float64(newest.lo-a.hi)/span-slack)
-		hi = min(hi, float64(newest.hi-a.lo)/span+slack)
+		slack := wandered(newest - min(a.lo.card, a.hi.card))
+		lo = max(lo, float64(last.lo.ns-a.hi.ns)/least-slack)
+		hi = min(hi, float64(last.hi.ns-a.lo.ns)/most+slack)
 	}
 	return lo, hi
 }
+
+// wandered is by how much the slope may have been another one so many ns away.
+func wandered(ns int64) float64 { return rateWander * math.Abs(float64(ns)) / nsPerSecond }
 
 // at bounds the offset at a time of the card; false: nothing is known.
 func (e *edge) at(card int64) (lo, hi int64, ok bool) {
@@ -78,15 +96,17 @@ func (e *edge) at(card int64) (lo, hi int64, ok bool) {
 		return 0, 0, false
 	}
 	rateLo, rateHi := e.rates()
-	for i, a := range e.anchors {
-		d := float64(card - a.card)
-		slack := rateWander * d * d / nsPerSecond
-		l, h := a.lo+int64(min(rateLo*d, rateHi*d)-slack), a.hi+int64(max(rateLo*d, rateHi*d)+slack)
-		if i == 0 {
-			lo, hi = l, h
-			continue
-		}
-		lo, hi = max(lo, l), min(hi, h)
+	newest := e.newest()
+	lo, hi = math.MinInt64, math.MaxInt64
+	// The slope on the way from a side to card is that of the newest time but for what it may wander from there to the farther end.
+	slack := func(from int64) float64 {
+		return max(wandered(newest-card), wandered(newest-from)) * math.Abs(float64(card-from))
+	}
+	for _, a := range e.anchors {
+		d := float64(card - a.lo.card)
+		lo = max(lo, a.lo.ns+int64(math.Floor(min(rateLo*d, rateHi*d)-slack(a.lo.card))))
+		d = float64(card - a.hi.card)
+		hi = min(hi, a.hi.ns+int64(math.Ceil(max(rateLo*d, rateHi*d)+slack(a.hi.card))))
 	}
 	return lo, hi, true
 }
@@ -106,7 +126,7 @@ func (e *edge) estimate(card int64, local clock.ID) (clock.Estimate, bool) {
 	return clock.Estimate{
 		Local: local, OffsetNS: lo + (hi-lo)/2, LowerNS: lo, UpperNS: hi, AtNS: card,
 		SkewPPB: int64((rateLo + rateHi) / 2 * nsPerSecond), SkewErrPPB: int64((rateHi-rateLo)/2*nsPerSecond) + 1,
-		EtaPPBPerS: int64(rateWander * nsPerSecond), ValidFromNS: e.anchors[0].card, Seq: e.bursts, State: state,
+		EtaPPBPerS: int64(rateWander * nsPerSecond), ValidFromNS: min(e.anchors[0].lo.card, e.anchors[0].hi.card), Seq: e.bursts, State: state,
 		Transport: "mailbox", RTTNS: e.width, Samples: int64(len(e.anchors)),
 	}, true
 }

@@ -92,7 +92,7 @@ func (d *device) rope(i int, p pass) {
 	}
 	threads := (c.Heads + 2*c.KVHeads) * perHead
 	d.launch("rope", grid{x: p.rows, y: (threads + 127) / 128, threads: 128}, uint64(d.meta.at), uint64(d.qkv.at),
-		uint64(l.qkvBias), uint64(l.qNorm), uint64(l.kNorm), uint64(d.weights.turns), uint64(d.kv), number(i))
+		uint64(l.qkvBias), uint64(l.qNorm), uint64(l.kNorm), uint64(d.weights.turns), uint64(d.kvOf(i)), d.scalesOf(i), number(d.place(i)))
 }
 
 // queriesTogether is GQ of kernels/attention.cu: query heads that share a reading of KV.
@@ -115,13 +115,13 @@ func (d *device) attention(i, window int, p pass, rotate bool) {
 	c, meta := d.config, uint64(d.meta.at)
 	if p.untiled > 0 && d.kernels.has.grouped {
 		l := &d.weights.layers[i]
-		d.launch("attendGroup", grid{x: p.rows, y: c.KVHeads, z: p.splits, threads: 128, shared: groupShared}, meta, uint64(d.qkv.at),
-			uint64(d.kv), uint64(d.mixed.at), uint64(d.partial.at), uint64(d.merged), number(i), number(window), flag(p.graph),
+		d.launch("attendGroup", grid{x: c.KVHeads, y: p.rows, z: p.splits, threads: 128, shared: groupShared(c.HeadSize)}, meta, uint64(d.qkv.at),
+			uint64(d.kvOf(i)), d.scalesOf(i), uint64(d.mixed.at), uint64(d.partial.at), uint64(d.merged), number(d.place(i)), number(window), flag(p.graph),
 			flag(rotate), uint64(l.qkvBias), uint64(l.qNorm), uint64(l.kNorm), uint64(d.weights.turns))
 	} else if p.untiled > 0 {
 		group := c.Heads / c.KVHeads
 		d.launch("attend", grid{x: p.rows, y: c.KVHeads * group / queriesTogether(group), z: p.splits, threads: 128}, meta,
-			uint64(d.qkv.at), uint64(d.kv), uint64(d.mixed.at), uint64(d.partial.at), number(i), number(window))
+			uint64(d.qkv.at), uint64(d.kvOf(i)), d.scalesOf(i), uint64(d.mixed.at), uint64(d.partial.at), number(d.place(i)), number(window))
 	}
 	if p.untiled > 0 && p.splits > 1 && !d.kernels.has.grouped {
 		d.launch("combine", grid{x: p.rows, y: c.Heads, threads: (c.HeadSize + 31) / 32 * 32}, meta, uint64(d.partial.at),
@@ -132,8 +132,7 @@ func (d *device) attention(i, window int, p pass, rotate bool) {
 		if d.kernels.has.hopper {
 			g.threads, g.shared = 128*(consumers(c.HeadSize)+1), hopperShared(c.HeadSize)
 		}
-		d.launch("prefill", g, meta, uint64(d.qkv.at), uint64(d.kv), uint64(d.mixed.at),
-			number(i), number(window))
+		d.launch("prefill", g, meta, uint64(d.qkv.at), uint64(d.kvOf(i)), d.scalesOf(i), uint64(d.mixed.at), number(d.place(i)), number(window))
 	}
 }
 
@@ -150,6 +149,8 @@ func (d *device) product(rows int, w matrix, p product) {
 	}
 	switch {
 	case d.err != nil:
+	case w.scales != 0:
+		d.narrowProduct(rows, w, p)
 	case !d.bf16:
 		d.launch("product", grid{x: (w.n + 63) / 64, y: (rows + 63) / 64, threads: 256}, uint64(p.x), uint64(w.at), uint64(p.out),
 			number(rows), number(w.n), number(w.k), number(kind))
@@ -194,7 +195,7 @@ func (d *device) splits(rows, longest int) int {
 	}
 	blocks, least := 1024, 64 // blocks that fill the card, and tokens that are worth one
 	if d.kernels.has.grouped {
-		blocks, least = 3*d.cores/2, 4*2048/d.config.HeadSize
+		blocks, least = 3*d.cores/2, 128
 	}
 	n := 1
 	for n < maxSplits && rows*d.config.KVHeads*n < blocks && longest > least*n {
@@ -208,9 +209,6 @@ func (d *device) decode(p pass) error {
 	key := graphKey{p.rows, p.splits, p.marks[1]}
 	g, ok := d.graphs[key]
 	if !ok {
-		if err := d.tune(p.rows); err != nil {
-			return err
-		}
 		var err error
 		g, err = d.capture(func() error {
 			d.forward(p)
@@ -234,11 +232,12 @@ func (s *stream) capture(f func() error) (graph uintptr, err error) {
 	s.capturing = true
 	err = f()
 	s.capturing = false
-	if err := firstOf(err, s.do("cuStreamEndCapture", s.handle, uintptr(unsafe.Pointer(&captured)))); err != nil {
-		return 0, err
+	err = firstOf(err, s.do("cuStreamEndCapture", s.handle, uintptr(unsafe.Pointer(&captured))))
+	if err == nil {
+		err = s.do("cuGraphInstantiateWithFlags", uintptr(unsafe.Pointer(&graph)), captured, 0)
 	}
-	if err := s.do("cuGraphInstantiateWithFlags", uintptr(unsafe.Pointer(&graph)), captured, 0); err != nil {
-		return 0, err
+	if captured != 0 {
+		err = firstOf(err, s.do("cuGraphDestroy", captured))
 	}
-	return graph, s.do("cuGraphDestroy", captured)
+	return graph, err
 }

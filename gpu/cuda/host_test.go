@@ -57,7 +57,7 @@ func TestADescriptionPutsRowsTablesAndMasksWhereItsHeaderSays(t *testing.T) {
 	d.describe(&backend.Batch{Entries: []backend.Entry{
 		{Slot: 0, Tokens: make([]int32, 130), Blocks: []int32{3, 4, 5, 6, 7}, Logits: []int{129}},
 		{Slot: 1, KVLen: 40, Blocks: []int32{8, 9, 10}, Logits: []int{0}, Mask: []uint32{1 << 31}},
-	}}, slots, 32, 128)
+	}}, slots, nil, 32, 128)
 	w := d.words
 	if w[hRows] != 131 || w[hWanted] != 2 || w[hEntries] != 2 || d.tiles != 2 || d.untiled != 1 || d.longest != 41 || d.decode {
 		t.Fatalf("header %v, %d tiles, %d rows outside, longest %d", w[:hSize], d.tiles, d.untiled, d.longest)
@@ -75,5 +75,37 @@ func TestADescriptionPutsRowsTablesAndMasksWhereItsHeaderSays(t *testing.T) {
 	e := w[w[hEntriesAt]+entryWords:][:entryWords]
 	if e[0] != 1 || e[1] != 1 || e[2] != 1 || e[13] != 1 || w[e[12]] != 9 || e[15] != 1 || uint32(w[e[14]]) != 1<<31 || e[16] != 6 || e[17] != 5 {
 		t.Errorf("the second entry is %v", e)
+	}
+}
+
+// TestATableIsWrittenForEachWindowWithZerosForWhatIsOutOfSight: the engine may have given those blocks back.
+func TestATableIsWrittenForEachWindowWithZerosForWhatIsOutOfSight(t *testing.T) {
+	windows := []backend.Window{{Tokens: 40}, {Tokens: 8}}
+	var d description
+	d.describe(&backend.Batch{
+		Entries: []backend.Entry{
+			{Slot: 0, Tokens: make([]int32, 3), KVLen: 60, Blocks: []int32{1, 2, 3, 4}, Windows: [][]int32{{-1, 12, 13, 14}, {-1, -1, -1, 24, -1}}},
+			{Slot: 1, KVLen: 1, Blocks: []int32{9}, Windows: [][]int32{{19}, {29}}},
+		},
+		Copies: []backend.BlockCopy{{From: 1, To: 2, Group: 2}, {From: 3, To: 4}, {From: 5, To: 6, Group: 2}},
+	}, make([]infer.Sampling, 2), windows, 16, 0)
+	per := int(d.words[hTables])
+	if per != 5 {
+		t.Fatalf("tables of %d words, want 5", per)
+	}
+	for group, want := range [][]int32{{1, 2, 3, 4, 9}, {0, 12, 13, 14, 19}, {0, 0, 0, 24, 29}} {
+		for i, first := range []int{0, 4} {
+			row := d.words[int(d.words[hRowsAt])+5*3*i:] // the second entry's row is the fourth
+			at := int(row[3]) + group*per
+			if n := []int{4, 1}[i]; !slices.Equal(d.words[at:at+n], want[first:first+n]) {
+				t.Errorf("entry %d, group %d has the table %v, want %v", i, group, d.words[at:at+n], want[first:first+n])
+			}
+		}
+	}
+	for group, want := range [][]int32{{3, 4}, nil, {1, 2, 5, 6}} {
+		c := d.copies[group]
+		if got := d.words[c.at : c.at+2*c.n]; !slices.Equal(got, want) {
+			t.Errorf("copies of group %d: %v, want %v", group, got, want)
+		}
 	}
 }

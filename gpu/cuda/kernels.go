@@ -19,6 +19,10 @@ var (
 	layerSource string
 	//go:embed kernels/attention.cu
 	attentionSource string
+	//go:embed kernels/eight.cuh
+	eightHeader string
+	//go:embed kernels/eight.cu
+	eightSource string
 	//go:embed kernels/tensor.cuh
 	tensorSource string
 	//go:embed kernels/prefill.cu
@@ -43,14 +47,17 @@ type features struct {
 	grouped bool // attention of one query token on tensor cores
 	thin    bool // fused products of few rows
 	turned  bool // rope handles eight pairs a thread
+	kv8     bool // KV has eight bits
+	narrow  bool // matrices of layers have eight bits a weight
 }
 
-// featuresOf must say the same as the conditions in the kernels' source.
-func featuresOf(arch int, c *model.Config, bf16 bool) features {
+// featuresOf must say the same as the conditions in the kernels' source. narrow asks for weights of eight bits.
+func featuresOf(arch int, c *model.Config, kvType string, narrow bool) features {
+	bf16 := kvType != "f32"
 	tensor := bf16 && (c.HeadSize == 64 || c.HeadSize == 128)
 	return features{
 		hopper: tensor && arch == 90, tiled: tensor, grouped: tensor && c.Heads/c.KVHeads <= 16,
-		thin:   bf16 && c.HeadSize%16 == 0 && c.Hidden%16 == 0 && c.Intermediate%8 == 0,
+		narrow: narrow, kv8: kvType == narrowType, thin: kvType == "bf16" && !narrow && c.HeadSize%16 == 0 && c.Hidden%16 == 0 && c.Intermediate%8 == 0,
 		turned: bf16 && (c.HeadSize == 32 || c.HeadSize == 64 || c.HeadSize == 128 || c.HeadSize == 256),
 	}
 }
@@ -75,10 +82,11 @@ func (f features) tileRows(headSize int) int {
 }
 
 // Bytes of dynamic shared memory, as in the kernels' source.
-const (
-	thinShared  = 8 * 6 * 2048     // RING of kernels/thin.cu
-	groupShared = 4 * 3 * 4 * 2048 // four rings of kernels/decode.cu
-)
+
+const thinShared = 8 * 5 * 2048 // RING of kernels/thin.cu
+
+// groupShared is four rings of kernels/decode.cu.
+func groupShared(headSize int) int { return 4 * 3 * 4 * 16 * headSize }
 
 // hopperShared is what Hopper's prefill kernel needs: a tile of Q, two stages of K and V, and room to align them.
 func hopperShared(headSize int) int {
@@ -100,7 +108,14 @@ func (f features) names(headSize int) map[string]int {
 		out["prefill"] = 0
 	}
 	if f.grouped {
-		out["attendGroup"] = groupShared
+		out["attendGroup"] = groupShared(headSize)
+	}
+	if f.kv8 {
+		out["kvScales"] = 0
+	}
+	if f.narrow {
+		out["narrowWeights"], out["widenWeights"], out["product8x8"], out["product8x16"] = 0, 0, eightShared, eightShared
+		out["product8x32"], out["product8x64"] = manyShared, manyShared
 	}
 	if f.thin {
 		out["embedThin"] = 0
@@ -124,14 +139,14 @@ func source(c *model.Config, info backend.Info, f features) string {
 		name  string
 		value any
 	}{
-		{"BF16", number(info.KVType == "bf16")}, {"HOPPER", number(f.hopper)}, {"HIDDEN", c.Hidden}, {"HEADS", c.Heads},
+		{"BF16", number(info.KVType != "f32")}, {"KV8", number(f.kv8)}, {"HOPPER", number(f.hopper)}, {"HIDDEN", c.Hidden}, {"HEADS", c.Heads},
 		{"KVHEADS", c.KVHeads}, {"HS", c.HeadSize}, {"INTER", c.Intermediate}, {"VOCAB", c.Vocab}, {"BLOCK_TOKENS", info.TokensPerBlock},
-		{"LAYERS", info.Stage.End - info.Stage.First}, {"EPS", c.NormEps}, {"MAXTOP", maxTop},
+		{"EPS", c.NormEps}, {"MAXTOP", maxTop},
 	} {
 		fmt.Fprintf(&b, "#define %s %v\n", m.name, m.value)
 	}
 	for _, s := range []string{
-		commonSource, layerSource, attentionSource, tensorSource, prefillSource, hopperSource, decodeSource, thinSource, sampleSource,
+		commonSource, eightHeader, layerSource, attentionSource, tensorSource, prefillSource, hopperSource, decodeSource, thinSource, eightSource, sampleSource,
 	} {
 		b.WriteString(s)
 	}
@@ -146,13 +161,13 @@ type kernels struct {
 }
 
 // load makes the kernels for the card and the model: from the cache where they are there, otherwise by compiling them.
-func (c *context) load(m *model.Config, info backend.Info, cacheDir string) (*kernels, error) {
-	f := featuresOf(c.arch, m, info.KVType == "bf16")
+func (c *context) load(m *model.Config, info backend.Info, o Options) (*kernels, error) {
+	f := featuresOf(c.arch, m, info.KVType, o.NarrowWeights)
 	option := fmt.Sprintf("--gpu-architecture=sm_%d", c.arch)
 	if f.hopper {
 		option += "a" // wgmma and setmaxnreg are not in plain sm_90
 	}
-	binary, err := c.cached(cacheDir, source(m, info, f), option)
+	binary, err := c.cached(o.CacheDir, source(m, info, f), option)
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,7 @@
 package cuda
 
 import (
-	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"runtime"
@@ -39,13 +39,11 @@ func newMailbox(c *context, k *kernels, now func() int64) (*mailbox, error) {
 	}
 	m := &mailbox{launcher: newLauncher(s, k), now: now}
 	if err := c.growPinned(&m.box, boxBytes); err != nil {
-		return nil, err
+		return nil, errors.Join(err, m.close())
 	}
 	clear(m.box.bytes())
 	return m, nil
 }
-
-func (m *mailbox) word(at int) *uint32 { return (*uint32)(unsafe.Pointer(&m.box.bytes()[at])) }
 
 // burst asks as often as the kernel lives, up to burstQuestions times.
 func (m *mailbox) burst() ([]exchange, error) {
@@ -54,25 +52,53 @@ func (m *mailbox) burst() ([]exchange, error) {
 	if err := m.taken(); err != nil {
 		return nil, err
 	}
-	question, answer, ended := m.word(0), m.word(64), m.word(192)
-	first := m.seq
+	b, first := box(m.box.bytes()), m.seq+1
 	for range burstQuestions {
 		m.seq++
-		x := exchange{ask: m.now()}
-		atomic.StoreUint32(question, m.seq)
-		for spins := 1; atomic.LoadUint32(answer) != m.seq; spins++ {
-			if spins%4096 == 0 && m.now()-x.ask > lostNS {
-				return nil, fmt.Errorf("cuda: the card has not answered a question about its clock for %d ns", m.now()-x.ask)
-			}
-			if atomic.LoadUint32(ended) == first+1 && atomic.LoadUint32(answer) != m.seq {
-				return m.asks, m.wait() // its time was over; this question has no answer
-			}
+		x, ok, err := b.ask(m.seq, first, m.now)
+		if err != nil {
+			return nil, err
 		}
-		x.answer = m.now()
-		x.card = int64(binary.LittleEndian.Uint64(m.box.bytes()[128:]))
+		if !ok {
+			break
+		}
 		m.asks = append(m.asks, x)
 	}
 	return m.asks, m.wait()
+}
+
+// box is the memory through which the host and the kernel speak, its words 64 bytes apart: the number of the newest question, that
+// of the newest answer, the time of that answer, and at the end of a burst the number of its first question.
+type box []byte
+
+func (b box) word(i int) *uint32 { return (*uint32)(unsafe.Pointer(&b[64*i])) }
+
+func (b box) card() uint64 { return atomic.LoadUint64((*uint64)(unsafe.Pointer(&b[128]))) }
+
+// ask puts question seq of the burst that began with first, and waits for its answer. false: the kernel has ended without it.
+//
+// The kernel writes the time, waits until that is in the host's memory, and then writes the number of its answer: a round trip later.
+// The time that is seen first ends the exchange, if it is still there with the answer: then it was whole.
+func (b box) ask(seq, first uint32, now func() int64) (x exchange, ok bool, err error) {
+	const answer, ended = 1, 3
+	before := b.card()
+	x.ask = now()
+	atomic.StoreUint32(b.word(0), seq)
+	for spins := 1; atomic.LoadUint32(b.word(answer)) != seq; spins++ {
+		if card := b.card(); x.answer == 0 && card != before {
+			x.answer, x.card = now(), int64(card)
+		}
+		if spins%4096 == 0 && now()-x.ask > lostNS {
+			return x, false, fmt.Errorf("cuda: the card has not answered question %d about its clock for %d ns", seq, now()-x.ask)
+		}
+		if atomic.LoadUint32(b.word(ended)) == first && atomic.LoadUint32(b.word(answer)) != seq {
+			return x, false, nil // its time was over
+		}
+	}
+	if card := int64(b.card()); x.answer == 0 || card != x.card {
+		x.answer, x.card = now(), card
+	}
+	return x, true, nil
 }
 
 func (m *mailbox) close() error {
@@ -125,7 +151,7 @@ func (b *Backend) Clock() (ClockState, bool) {
 	if len(c.edge.anchors) == 0 {
 		return ClockState{}, false
 	}
-	e, ok := c.edge.estimate(c.edge.anchors[len(c.edge.anchors)-1].card, c.id)
+	e, ok := c.edge.estimate(c.edge.newest(), c.id)
 	return ClockState{e, c.edge.bursts, c.edge.restarts, c.pairs, c.clashes}, ok
 }
 

@@ -20,7 +20,8 @@ const (
 	hTilesAt
 	hResults // address of the results: low word, then high
 	hResultsHigh
-	hSize = 16
+	hTables // words of the block tables of one group of layers
+	hSize   = 16
 )
 
 // minTiled is the least number of query tokens of an entry that goes into tiles; fewer go the way of decode.
@@ -28,26 +29,21 @@ const minTiled = 16
 
 // description is what the card must know of one step. The launcher owns it and uses it again.
 type description struct {
-	words                         []int32
-	rows, wanted, tiles           int
-	untiled, longest              int // rows that are not in tiles, and the most positions that one of these sees
-	assigns, assignAt             int
-	copies, copiesAt              int
-	tables, wantedRows, tileWords []int32
-	logprobs                      bool
-	decode                        bool // each entry has one row, whose logits are wanted
+	words                 []int32
+	rows, wanted, tiles   int
+	untiled, longest      int // rows that are not in tiles, and the most positions that one of these sees
+	assigns, assignAt     int
+	copies                []copies // by group of layers
+	wantedRows, tileWords []int32
+	logprobs              bool
+	decode                bool // each entry has one row, whose logits are wanted
 }
 
 // describe writes the batch down; slots are what the assigned sequences ask for, tileRows the query tokens of a tile of
 // the prefill kernel, 0 if there is none.
-func (d *description) describe(b *backend.Batch, slots []infer.Sampling, blockTokens, tileRows int) {
-	*d = description{words: append(d.words[:0], make([]int32, hSize)...), wantedRows: d.wantedRows[:0], tileWords: d.tileWords[:0], decode: true}
-	tableAt := make([]int32, len(b.Entries))
-	for i := range b.Entries {
-		e := &b.Entries[i]
-		tableAt[i] = int32(len(d.words))
-		d.words = append(d.words, e.Blocks[:(e.KVLen+e.Queries()+blockTokens-1)/blockTokens]...)
-	}
+func (d *description) describe(b *backend.Batch, slots []infer.Sampling, windows []backend.Window, blockTokens, tileRows int) {
+	*d = description{words: append(d.words[:0], make([]int32, hSize)...), wantedRows: d.wantedRows[:0], tileWords: d.tileWords[:0], copies: d.copies[:0], decode: true}
+	tableAt := d.addTables(b, windows, blockTokens)
 	d.words[hRowsAt] = int32(len(d.words))
 	for i := range b.Entries {
 		d.addRows(&b.Entries[i], tableAt[i], tileRows)
@@ -60,10 +56,45 @@ func (d *description) describe(b *backend.Batch, slots []infer.Sampling, blockTo
 	d.tiles = len(d.tileWords) / 2
 	d.addEntries(b, slots)
 	d.addAssigns(b)
-	d.copies, d.copiesAt = len(b.Copies), len(d.words)
-	for _, c := range b.Copies {
-		d.words = append(d.words, c.From, c.To)
+	for group := range 1 + len(windows) {
+		c := copies{at: len(d.words)}
+		for _, block := range b.Copies {
+			if block.Group == group {
+				d.words, c.n = append(d.words, block.From, block.To), c.n+1
+			}
+		}
+		d.copies = append(d.copies, c)
 	}
+}
+
+// copies are pairs of blocks of one group of layers, n of them, at a place in the description.
+type copies struct{ at, n int }
+
+// addTables writes the block tables of all entries, for each group of layers one after the other and of the same length. It gives
+// where those of group 0 are.
+func (d *description) addTables(b *backend.Batch, windows []backend.Window, blockTokens int) (at []int32) {
+	at = make([]int32, len(b.Entries))
+	for i := range b.Entries {
+		e := &b.Entries[i]
+		at[i] = int32(len(d.words))
+		d.words = append(d.words, e.Blocks[:tableBlocks(e, blockTokens)]...)
+	}
+	d.words[hTables] = int32(len(d.words) - hSize)
+	for w := range windows {
+		for i := range b.Entries {
+			e := &b.Entries[i]
+			// What no query sees may have been given back, and may change: 0 stands for it. Kernels may read there, and let it not count.
+			unseen, n := max(e.KVLen-windows[w].Tokens+1, 0)/blockTokens, tableBlocks(e, blockTokens)
+			d.words = append(d.words, make([]int32, unseen)...)
+			d.words = append(d.words, e.Windows[w][unseen:n]...)
+		}
+	}
+	return at
+}
+
+// tableBlocks is how many blocks of an entry's table a step may touch.
+func tableBlocks(e *backend.Entry, blockTokens int) int {
+	return (e.KVLen + e.Queries() + blockTokens - 1) / blockTokens
 }
 
 func (d *description) addRows(e *backend.Entry, table int32, tileRows int) {

@@ -4,6 +4,7 @@ package cuda
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"meridian.internal/gpu/backend"
@@ -21,6 +22,7 @@ func allLogprobs(t testing.TB, b backend.Backend, tokens []int32, chunk int) []b
 		for j := range e.Tokens {
 			e.Logits = append(e.Logits, j)
 		}
+		e.Windows = slices.Repeat([][]int32{blocks}, len(b.Info().Windows))
 		batch := &backend.Batch{Entries: []backend.Entry{e}}
 		if at == 0 {
 			batch.Assign = []backend.Assign{{Sampling: infer.Sampling{Logprobs: true, TopLogprobs: 20}}}

@@ -4,6 +4,7 @@ package cuda
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -18,7 +19,7 @@ const shareKind = "cuda-ipc"
 // handleBytes is the size of a CUipcMemHandle.
 const handleBytes = 64
 
-// share makes the KV known to other processes; without the system's leave nothing is shared.
+// share makes the KV known to other processes, if it is one group of layers; without the system's leave nothing is shared.
 func (b *Backend) share(c *context, kv address) {
 	handle := make([]byte, handleBytes)
 	if err := c.do("cuIpcGetMemHandle", uintptr(unsafe.Pointer(&handle[0])), uintptr(kv)); err != nil {
@@ -56,6 +57,9 @@ func (b *Backend) Attach(s backend.Shared) (backend.Attached, error) {
 
 // attachable tells whether this back end can copy out of such KV. Only the number of tokens of a block may differ.
 func attachable(i backend.Info, s backend.Shared) error {
+	if len(i.Windows) > 0 {
+		return errors.New("cuda: KV of layers with windows is not read in place")
+	}
 	if s.Kind != shareKind || len(s.Handle) != handleBytes {
 		return fmt.Errorf("cuda: KV shared by %q with a handle of %d bytes; want %q and %d", s.Kind, len(s.Handle), shareKind, handleBytes)
 	}
@@ -124,7 +128,7 @@ func (b *Backend) pullAll(c *context, d *device) {
 	if err == nil {
 		var s *stream
 		if s, err = c.newStream(); err == nil {
-			i = &importer{launcher: newLauncher(s, d.kernels), info: d.info, kv: d.kv}
+			i = &importer{launcher: newLauncher(s, d.kernels), info: d.info, kv: d.kv[0]}
 		}
 	}
 	for job, ok := b.pulls.Pop(); ok; job, ok = b.pulls.Pop() {
@@ -173,7 +177,7 @@ func (i *importer) pull(a *attached, p backend.Pull) error {
 	const warps, perCore = 8, 8 // of a block; blocks on a multiprocessor
 	layers, tokens, first := p.LayerTo-p.LayerFrom, p.TokenTo-p.TokenFrom, i.info.Stage.First
 	i.launch("pullKV", grid{x: min((layers*2*tokens+warps-1)/warps, perCore*i.cores), threads: 32 * warps}, uint64(i.kv), uint64(a.at), uint64(i.list.at),
-		uint64(i.list.at)+uint64(4*len(p.To)), number(p.LayerFrom-first), number(layers), number(p.TokenFrom), number(tokens), number(a.from.TokensPerBlock))
+		uint64(i.list.at)+uint64(4*len(p.To)), number(p.LayerFrom-first), number(layers), number(i.info.Stage.End-first), number(p.TokenFrom), number(tokens), number(a.from.TokensPerBlock))
 	if err := i.taken(); err != nil {
 		return err
 	}

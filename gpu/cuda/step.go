@@ -22,7 +22,7 @@ type flight struct {
 	meta    pinned
 	results pinned
 	lps     pinned
-	hidden  pinned
+	hidden  *onCard           // what a stage that is not the last leaves for the next one
 	marks   [3]event          // forward start, forward end, sample end
 	events  *backend.EventSet // their times, once they have come to pass; nil: the step has none
 	done    event
@@ -48,9 +48,11 @@ func newFlight(c *context) (*flight, error) {
 func (f *flight) close() error {
 	errs := []error{}
 	for _, e := range append(append(f.layers, f.done), f.marks[:]...) {
-		errs = append(errs, f.do("cuEventDestroy_v2", uintptr(e)))
+		if e != 0 {
+			errs = append(errs, f.do("cuEventDestroy_v2", uintptr(e)))
+		}
 	}
-	for _, p := range []*pinned{&f.meta, &f.results, &f.lps, &f.hidden} {
+	for _, p := range []*pinned{&f.meta, &f.results, &f.lps} {
 		errs = append(errs, f.freePinned(p))
 	}
 	return firstOf(errs...)
@@ -66,10 +68,15 @@ func (d *device) run(f *flight) error {
 	for _, a := range b.Assign {
 		d.slots[a.Slot] = a.Sampling
 	}
-	d.desc.describe(b, d.slots, d.info.TokensPerBlock, d.kernels.has.tileRows(d.config.HeadSize))
+	d.desc.describe(b, d.slots, d.info.Windows, d.info.TokensPerBlock, d.kernels.has.tileRows(d.config.HeadSize))
 	p := d.passOf(f)
 	if err := d.reserve(p.rows, max(p.wanted, 1), p.entries); err != nil {
 		return err
+	}
+	if d.desc.decode {
+		if err := d.tune(p.rows); err != nil {
+			return err
+		}
 	}
 	if err := d.send(f); err != nil {
 		return err
@@ -84,11 +91,14 @@ func (d *device) run(f *flight) error {
 func (d *device) passOf(f *flight) pass {
 	s := &d.desc
 	p := pass{marks: &f.marks, rows: s.rows, wanted: s.wanted, entries: len(f.batch.Entries), untiled: s.untiled, tiles: s.tiles}
-	if s.decode && s.rows <= maxGraphRows && d.samples() && d.info.Stage.First == 0 && s.rows > 0 && s.tiles == 0 {
+	if s.decode && s.rows <= maxGraphRows && s.rows > 0 && s.tiles == 0 {
 		n := bucket(s.rows)
 		p.rows, p.wanted, p.entries, p.untiled, p.graph = n, n, n, n, true
 	} else {
 		s.decode = false
+	}
+	if !d.samples() {
+		p.wanted, p.entries = 0, 0 // they are the last stage's matter
 	}
 	p.splits = d.splits(p.rows, s.longest)
 	f.desc.rows, f.desc.wanted = s.rows, s.wanted
@@ -109,26 +119,23 @@ func (d *device) send(f *flight) error {
 	if err := d.upload(d.meta.at, f.meta.at, n); err != nil {
 		return err
 	}
-	if d.info.Stage.First > 0 || !d.samples() {
-		if err := d.growPinned(&f.hidden, 4*f.desc.rows*d.info.Hidden); err != nil {
-			return err
-		}
-	}
-	if d.info.Stage.First == 0 || f.desc.rows == 0 {
+	if d.info.Stage.First == 0 {
 		return nil
 	}
-	copy(f.hidden.bytes(), view(f.batch.Hidden))
-	return d.upload(d.hidden.at, f.hidden.at, 4*len(f.batch.Hidden))
+	h, _ := f.batch.Hidden.(*onCard) // as check has seen
+	return d.receive(h)
 }
 
 func (d *device) compute(f *flight, p pass) error {
 	meta := uint64(d.meta.at)
 	d.mark(&f.marks, 0)
-	if n := d.desc.assigns; n > 0 {
+	if n := d.desc.assigns; n > 0 && d.samples() {
 		d.launch("assign", grid{x: n, threads: 256}, meta, number(d.desc.assignAt), uint64(d.counts), uint64(d.last))
 	}
-	if n := d.desc.copies; n > 0 {
-		d.launch("copyBlocks", grid{x: 256, threads: 256}, uint64(d.kv), meta+uint64(4*d.desc.copiesAt), number(n))
+	for group, c := range d.desc.copies {
+		if c.n > 0 {
+			d.launch("copyBlocks", grid{x: 256, threads: 256}, uint64(d.kv[group]), number(d.info.GroupLayers(group)), meta+uint64(4*c.at), number(c.n))
+		}
 	}
 	switch {
 	case p.rows == 0:
@@ -172,7 +179,7 @@ func (d *device) fetch(f *flight) error {
 		}
 		f.tops = append(f.tops, top)
 	}
-	if d.desc.logprobs {
+	if d.desc.logprobs && d.samples() {
 		if err := d.growPinned(&f.lps, logprobSize*n); err != nil {
 			return err
 		}
@@ -181,7 +188,8 @@ func (d *device) fetch(f *flight) error {
 		}
 	}
 	if !d.samples() {
-		if err := d.download(f.hidden.at, d.hidden.at, 4*f.desc.rows*d.info.Hidden); err != nil {
+		var err error
+		if f.hidden, err = d.leave(f.desc.rows); err != nil {
 			return err
 		}
 	}
@@ -196,6 +204,14 @@ func (f *flight) finish(info backend.Info, clock *stamper) {
 			f.step.Err = fmt.Errorf("step %d: %w", f.step.Iter, err)
 		}
 	}
+	switch {
+	case f.hidden == nil:
+	case f.step.Err != nil:
+		f.hidden.Release()
+	default:
+		f.step.Hidden = f.hidden
+	}
+	f.hidden = nil
 	if f.events != nil { // also of a step that failed: else nobody may use the set again
 		f.step.Stamps = f.events.Read()
 	}
@@ -220,9 +236,6 @@ func (f *flight) await(info backend.Info, clock *stamper) error {
 	clock.mark(f.events, raw, f.sentNS)
 	if err := f.compare(raw, clock.clock); err != nil {
 		return err
-	}
-	if info.Stage.End < info.Layers {
-		s.Hidden = append([]float32(nil), words[float32](f.hidden.bytes())[:f.desc.rows*info.Hidden]...)
 	}
 	s.Outputs = f.outputs(info.Stage.End == info.Layers)
 	return nil

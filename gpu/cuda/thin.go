@@ -5,12 +5,13 @@ package cuda
 // maxThin is up to how many rows a decode step runs by the fused products of kernels/thin.cu.
 const maxThin = 16
 
-// thin queues the stage's layers and the head for a decode step of few rows: five kernels a layer. The stream, its copy
-// times the norm's weight, and the sums of its squares go from product to product. These kernels do not overlap their
-// launches: the loads of the next one would take memory's time from those that the current one waits for, which costs as much
-// as it gains.
+// thin queues the stage's layers, and the head behind the last one, for a decode step of few rows: five kernels a layer. The stream, its copy
+// times the norm's weight, and the sums of its squares go from product to product. Where launches overlap, each kernel has its
+// first weights in shared memory when the one before it ends.
 func (d *device) thin(p pass) {
 	meta, layers := uint64(d.meta.at), d.weights.layers
+	d.overlap = d.arch >= 90
+	defer func() { d.overlap = false }()
 	d.launch("embedThin", grid{x: p.rows, threads: 128}, meta, uint64(d.weights.embed), uint64(d.last), uint64(layers[0].attnNorm),
 		uint64(d.hidden.at), uint64(d.normed.at), uint64(d.squares.at))
 	for i := range layers {
@@ -18,21 +19,27 @@ func (d *device) thin(p pass) {
 		late := l.qNorm != 0 && d.rotatesLate(p)
 		switch {
 		case l.qNorm != 0:
-			d.thinProduct("thinPlain", p, l.qkv, fused{x: d.normed.at, out: d.qkv.at, squares: d.squares.at, ahead: l.gateUp})
+			d.thinProduct("thinPlain", p, l.qkv, fused{x: d.normed.at, out: d.qkv.at, squares: d.squares.at})
 			if !late {
 				d.rope(i, p)
 			}
 		default:
-			d.thinProduct("thinRotate", p, l.qkv, fused{x: d.normed.at, a: l.qkvBias, b: d.kv, out: d.qkv.at, squares: d.squares.at, layer: i, ahead: l.gateUp})
+			d.thinProduct("thinRotate", p, l.qkv, fused{x: d.normed.at, a: l.qkvBias, b: d.kvOf(i), out: d.qkv.at, squares: d.squares.at, layer: d.place(i)})
 		}
 		d.attention(i, l.window, p, late)
 		next := d.weights.norm
-		if i+1 < len(layers) {
+		switch {
+		case i+1 < len(layers):
 			next = layers[i+1].attnNorm
+		case !d.samples():
+			next = l.mlpNorm // any one: the next stage begins with the stream
 		}
 		d.thinProduct("thinAdd", p, l.o, fused{x: d.mixed.at, a: l.mlpNorm, b: d.normed.at, out: d.hidden.at, squares: d.squares.at})
 		d.thinProduct("thinGate", p, l.gateUp, fused{x: d.normed.at, out: d.gated.at, squares: d.squares.at})
 		d.thinProduct("thinAdd", p, l.down, fused{x: d.gated.at, a: next, b: d.normed.at, out: d.hidden.at, squares: d.squares.at})
+	}
+	if !d.samples() {
+		return
 	}
 	const float = 1
 	d.thinProduct("thinPlain", p, d.weights.head, fused{x: d.normed.at, out: d.logits.at, squares: d.squares.at, layer: float})
@@ -42,24 +49,14 @@ func (d *device) thin(p pass) {
 type fused struct {
 	x, a, b, out, squares address
 	layer                 int
-	ahead                 matrix // of gate and up: a part comes into the L2 cache while attention leaves memory idle
 }
-
-// aheadBytes is how much of gate, and as much of up, is fetched ahead: about what memory gives while the products of
-// attention run, and well below the L2 cache's size.
-const aheadBytes = 14 << 20
 
 func (d *device) thinProduct(kind string, p pass, w matrix, f fused) {
 	name := kind + "16"
 	if p.rows <= 8 {
 		name = kind + "8"
 	}
-	blocks := (w.n + 15) / 16
-	if blocks > 2*d.cores {
-		blocks = d.cores // each goes on to its next outputs, and leaves room for the blocks of the kernel behind
-	}
-	bytes := min(aheadBytes, f.ahead.n*f.ahead.k) // the first half, of two bytes each
+	blocks := min((w.n+15)/16, 2*d.cores)
 	d.launch(name, grid{x: blocks, threads: 256, shared: thinShared}, uint64(d.meta.at), uint64(f.x), uint64(w.at), number(w.n), number(w.k),
-		number(p.rows), uint64(f.squares), uint64(f.a), uint64(f.b), uint64(f.out), uint64(d.weights.turns), number(f.layer),
-		uint64(f.ahead.at), uint64(f.ahead.at)+uint64(f.ahead.n*f.ahead.k), number(bytes&^15))
+		number(p.rows), uint64(f.squares), uint64(f.a), uint64(f.b), uint64(f.out), uint64(d.weights.turns), number(f.layer))
 }

@@ -9,8 +9,8 @@ const (
 	tunedRuns = 6 // timed products of each
 )
 
-// tune finds the fastest algorithm for each product of a decode step of rows, once. It runs before the step's forward, when
-// all the activations are scratch; the weights are those of layer after layer, as in a step, so that they come from memory.
+// tune finds the fastest algorithm for each product of a decode step of rows, once. It runs before anything of the step is
+// on the card, when all the activations are scratch; the weights are those of layer after layer, as in a step, so that they come from memory.
 func (d *device) tune(rows int) error {
 	if !d.bf16 || d.blas.tuned[rows] || rows <= maxThin && d.kernels.has.thin {
 		return nil
@@ -19,15 +19,21 @@ func (d *device) tune(rows int) error {
 	each := func(pick func(*layer) matrix) func(i int) matrix {
 		return func(i int) matrix { return pick(&d.weights.layers[i%len(d.weights.layers)]) }
 	}
-	shapes := []struct {
+	type shape struct {
 		weights func(int) matrix
 		product
-	}{
+	}
+	shapes := []shape{
 		{each(func(l *layer) matrix { return l.qkv }), product{x: d.normed.at, out: d.qkv.at}},
 		{each(func(l *layer) matrix { return l.o }), product{x: d.mixed.at, out: d.hidden.at, float: true, add: true}},
 		{each(func(l *layer) matrix { return l.gateUp }), product{x: d.normed.at, out: d.gateUp.at}},
 		{each(func(l *layer) matrix { return l.down }), product{x: d.gated.at, out: d.hidden.at, float: true, add: true}},
-		{func(int) matrix { return d.weights.head }, product{x: d.normed.at, out: d.logits.at, float: true}},
+	}
+	if d.kernels.has.narrow && rows <= maxNarrow {
+		shapes = nil // products of layers are our own then
+	}
+	if d.samples() {
+		shapes = append(shapes, shape{func(int) matrix { return d.weights.head }, product{x: d.normed.at, out: d.logits.at, float: true}})
 	}
 	for _, s := range shapes {
 		if err := d.tuneShape(rows, s.weights, s.product); err != nil {
@@ -54,7 +60,11 @@ func (d *device) tuneShape(rows int, weights func(int) matrix, s product) error 
 	best := float32(0)
 	for _, way := range ways {
 		run := func(i int) error {
-			return d.blas.queue(d.stream, p, &way, s.x, weights(i).at, s.out, 1, beta)
+			w := weights(i)
+			if w.scales != 0 {
+				w.at = d.wide.at // what it is widened to
+			}
+			return d.blas.queue(d.stream, p, &way, s.x, w.at, s.out, 1, beta)
 		}
 		if run(0) != nil {
 			continue // an algorithm that this card or shape refuses after all

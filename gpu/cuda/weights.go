@@ -4,16 +4,20 @@ package cuda
 
 import (
 	"encoding/binary"
+	"errors"
 	"math"
-	"unsafe"
+	"runtime"
+	"sync"
 
+	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/model"
 )
 
 // matrix is a weight on the card: (n outputs, k inputs).
 type matrix struct {
-	at   address
-	n, k int
+	at     address
+	n, k   int
+	scales address // of the outputs, (n) float32: the elements are of eight bits; 0: they have the type of activations
 }
 
 // layer holds one layer's weights; what the model does not have is 0.
@@ -34,14 +38,57 @@ type weights struct {
 	bytes       int
 }
 
-// loader copies weights to the card through one pinned buffer, in pieces.
+// loader copies weights to the card through two pinned buffers in turn, in pieces: one is filled while the other is on its way.
 type loader struct {
-	*stream
-	stage pinned
-	bf16  bool
-	all   []address
-	bytes int
-	err   error
+	*launcher
+	stages [2]stage
+	turn   int
+	wide   buffer // rows that are to become narrow
+	bf16   bool
+	all    []address
+	bytes  int
+	err    error
+}
+
+// stage is a pinned buffer; free comes to pass when the card has its last piece.
+type stage struct {
+	pinned
+	free event
+}
+
+// open makes the stages.
+func (l *loader) open() error {
+	for i := range l.stages {
+		s := &l.stages[i]
+		err := l.growPinned(&s.pinned, stageBytes)
+		if err == nil {
+			s.free, err = l.newEvent()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// close waits for the pieces that are on their way, and frees what they went through.
+func (l *loader) close() error {
+	err := firstOf(l.wait(), l.free(l.wide.at))
+	for i := range l.stages {
+		s := &l.stages[i]
+		err = firstOf(err, l.freePinned(&s.pinned))
+		if s.free != 0 {
+			err = firstOf(err, l.do("cuEventDestroy_v2", uintptr(s.free)))
+		}
+	}
+	return err
+}
+
+// next gives the stage whose turn it is, once its last piece is on the card.
+func (l *loader) next() (*stage, error) {
+	s := &l.stages[l.turn]
+	l.turn = 1 - l.turn
+	return s, l.waitEvent(s.free) // at once, if it was never sent
 }
 
 // stageBytes is a multiple of every element size.
@@ -65,12 +112,7 @@ func (l *loader) stack(tensors ...*model.Tensor) address {
 	if n == 0 || l.err != nil {
 		return 0
 	}
-	at, err := l.alloc(n * l.elementSize())
-	if err != nil {
-		l.err = err
-		return 0
-	}
-	l.all, l.bytes = append(l.all, at), l.bytes+n*l.elementSize()
+	at := l.room(n * l.elementSize())
 	to := at
 	for _, t := range tensors {
 		if t != nil && l.err == nil {
@@ -78,6 +120,20 @@ func (l *loader) stack(tensors ...*model.Tensor) address {
 			to += address(t.Elements() * l.elementSize())
 		}
 	}
+	return at
+}
+
+// room is memory of the card for weights; 0: there is none.
+func (l *loader) room(bytes int) address {
+	if l.err != nil {
+		return 0
+	}
+	at, err := l.alloc(bytes)
+	if err != nil {
+		l.err = err
+		return 0
+	}
+	l.all, l.bytes = append(l.all, at), l.bytes+bytes
 	return at
 }
 
@@ -94,17 +150,38 @@ func (l *loader) tensor(t *model.Tensor, to address) error {
 	size, data := t.Type.Size(), t.Data
 	for len(data) > 0 {
 		n := min(len(data)/size, stageBytes/4)
-		buf := l.stage.bytes()[:n*l.elementSize()]
-		l.convert(buf, data[:n*size], t.Type)
-		if err := l.upload(to, l.stage.at, len(buf)); err != nil {
+		s, err := l.next()
+		if err != nil {
 			return err
 		}
-		if err := l.wait(); err != nil {
+		buf := s.bytes()[:n*l.elementSize()]
+		l.fill(buf, data[:n*size], t.Type)
+		if err := l.upload(to, s.at, len(buf)); err != nil {
+			return err
+		}
+		if err := l.record(s.free); err != nil {
 			return err
 		}
 		data, to = data[n*size:], to+address(len(buf))
 	}
 	return nil
+}
+
+// leastFilled is how many bytes are worth a goroutine.
+const leastFilled = 1 << 20
+
+// fill converts with all processors: one alone is slower than the link to the card.
+func (l *loader) fill(dst, src []byte, t model.DType) {
+	n := len(src) / t.Size()
+	parts := min(runtime.GOMAXPROCS(0), 1+len(src)/leastFilled)
+	var all sync.WaitGroup
+	for i := range parts {
+		from, to := n*i/parts, n*(i+1)/parts
+		all.Go(func() {
+			l.convert(dst[from*l.elementSize():to*l.elementSize()], src[from*t.Size():to*t.Size()], t)
+		})
+	}
+	all.Wait()
 }
 
 func (l *loader) convert(dst, src []byte, t model.DType) {
@@ -131,49 +208,54 @@ func (l *loader) convert(dst, src []byte, t model.DType) {
 	}
 }
 
-// loadWeights copies the stage's part of the model.
-func loadWeights(s *stream, m *model.Model, first, end int, bf16 bool) (*weights, error) {
-	l := &loader{stream: s, bf16: bf16}
-	if err := s.growPinned(&l.stage, stageBytes); err != nil {
-		return nil, err
+// loadWeights copies the stage's part of the model; narrow says that the matrices of layers get eight bits a weight.
+func loadWeights(la *launcher, m *model.Model, st backend.Stage, bf16, narrow bool) (*weights, error) {
+	l := &loader{launcher: la, bf16: bf16}
+	if err := l.open(); err != nil {
+		return &weights{}, errors.Join(err, l.close())
 	}
-	w := &weights{}
+	w, matrix, first, end := &weights{}, l.matrix, st.First, st.End
+	if narrow {
+		matrix = l.narrow
+	}
 	if first == 0 {
 		w.embed = l.stack(m.Embed)
 	}
 	for i := first; i < end; i++ {
 		t := &m.Layers[i]
 		w.layers = append(w.layers, layer{
-			attnNorm: l.stack(t.AttnNorm), mlpNorm: l.stack(t.MLPNorm), qkv: l.matrix(t.Q, t.K, t.V), o: l.matrix(t.O),
-			gateUp: l.matrix(t.Gate, t.Up), down: l.matrix(t.Down), qkvBias: l.stack(t.QBias, t.KBias, t.VBias),
+			attnNorm: l.stack(t.AttnNorm), mlpNorm: l.stack(t.MLPNorm), qkv: matrix(t.Q, t.K, t.V), o: matrix(t.O),
+			gateUp: matrix(t.Gate, t.Up), down: matrix(t.Down), qkvBias: l.stack(t.QBias, t.KBias, t.VBias),
 			qNorm: l.stack(t.QNorm), kNorm: l.stack(t.KNorm), window: m.Config.Windows[i],
 		})
 	}
 	if end == m.Config.Layers {
 		w.norm = l.stack(m.Norm)
 		if m.Head == m.Embed && first == 0 {
-			w.head = matrix{w.embed, m.Config.Vocab, m.Config.Hidden}
+			w.head.at, w.head.n, w.head.k = w.embed, m.Config.Vocab, m.Config.Hidden
 		} else {
 			w.head = l.matrix(m.Head)
 		}
 	}
 	w.turns = l.rotations(&m.Config)
 	w.all, w.bytes = l.all, l.bytes
-	return w, firstOf(l.err, s.freePinned(&l.stage))
+	return w, firstOf(l.err, l.close())
 }
 
 // rotations computes the angles as the models were trained: position times frequency in float32.
 func (l *loader) rotations(c *model.Config) address {
 	freq := c.RoPE.InvFreq(c.HeadSize)
-	at, err := l.alloc(c.ContextLen * len(freq) * 8)
-	if err != nil || l.err != nil {
-		l.err = firstOf(l.err, err)
-		return at
+	at := l.room(c.ContextLen * len(freq) * 8)
+	if l.err != nil {
+		return 0
 	}
-	l.all, l.bytes = append(l.all, at), l.bytes+c.ContextLen*len(freq)*8
-	to, out, per := at, words[float32](l.stage.bytes()), stageBytes/(8*len(freq))
+	to, per := at, stageBytes/(8*len(freq))
 	for pos := 0; pos < c.ContextLen; {
-		n := 0
+		var s *stage
+		if s, l.err = l.next(); l.err != nil {
+			break
+		}
+		n, out := 0, words[float32](s.bytes())
 		for end := min(pos+per, c.ContextLen); pos < end; pos++ {
 			for _, f := range freq {
 				sin, cos := math.Sincos(float64(float32(pos) * float32(f)))
@@ -181,7 +263,7 @@ func (l *loader) rotations(c *model.Config) address {
 				n += 2
 			}
 		}
-		if l.err = firstOf(l.upload(to, uintptr(unsafe.Pointer(&out[0])), 4*n), l.wait()); l.err != nil {
+		if l.err = firstOf(l.upload(to, s.at, 4*n), l.record(s.free)); l.err != nil {
 			break
 		}
 		to += address(4 * n)

@@ -16,7 +16,7 @@ import (
 // makes the program depend on the system's C library.
 const cudaBuilt = true
 
-func openCUDA(o Options, m *model.Model, blocks int, now func() int64) (backend.Backend, func() (clock.Estimate, bool), error) {
+func openCUDA(o Options, m *model.Model, p part, room room, now func() int64) (backend.Backend, cardClock, error) {
 	cache := o.KernelCache
 	if cache == "" {
 		if dir, err := os.UserCacheDir(); err == nil { // without a home folder nothing is kept
@@ -24,8 +24,8 @@ func openCUDA(o Options, m *model.Model, blocks int, now func() int64) (backend.
 		}
 	}
 	b, err := cuda.New(m, cuda.Options{
-		GPU: o.GPU, TokensPerBlock: o.TokensPerBlock, KVBlocks: blocks, MaxSlots: o.MaxBatchSize, MaxTokens: o.MaxNumTokens,
-		MemoryFraction: o.MemoryFraction, Deterministic: o.Deterministic, CacheDir: cache, Now: now,
+		GPU: p.card, Stage: p.stage, TokensPerBlock: o.TokensPerBlock, KVBlocks: room.blocks, WindowBlocks: room.windows, MaxSlots: o.MaxBatchSize, MaxTokens: o.MaxNumTokens,
+		MemoryFraction: p.share, Deterministic: o.Deterministic, NarrowWeights: o.WeightType == fp8, NarrowKV: o.KVType == fp8, CacheDir: cache, Now: now,
 	})
 	if err != nil {
 		return nil, nil, err

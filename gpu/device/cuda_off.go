@@ -5,12 +5,11 @@ package device
 import (
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/model"
-	"meridian.internal/shared/clock"
 )
 
 const cudaBuilt = false
 
 // openCUDA is never reached: Validate refuses the device first.
-func openCUDA(Options, *model.Model, int, func() int64) (backend.Backend, func() (clock.Estimate, bool), error) {
+func openCUDA(Options, *model.Model, part, room, func() int64) (backend.Backend, cardClock, error) {
 	return nil, nil, ErrUnavailable
 }

@@ -1,11 +1,14 @@
 package device
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"time"
 
 	"meridian.internal/gpu/backend"
@@ -16,6 +19,7 @@ import (
 	"meridian.internal/gpu/pipeline"
 	"meridian.internal/gpu/profile"
 	"meridian.internal/gpu/ranks"
+	"meridian.internal/gpu/remote"
 	"meridian.internal/gpu/sim"
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/token"
@@ -28,16 +32,30 @@ type Device struct {
 	Tokenizer *token.Tokenizer
 	Engine    *ranks.Group
 	Info      backend.Info
-	// CardClock is what is known of the card's clock; nil where stamps are the process's own.
-	CardClock func() (clock.Estimate, bool)
 
-	backends []backend.Backend // of the ranks
-	gpu      int               // the card of --device cuda
+	backends   []backend.Backend // of the ranks of this process
+	remotes    []*remote.Engine  // the other ranks
+	cards      []int             // of --device cuda
+	cardClocks map[int]cardClock // by card; empty where stamps are the process's own
+}
+
+// cardClock is what is known of a card's clock; false: nothing.
+type cardClock func() (clock.Estimate, bool)
+
+// CardClocks is what is known of the clocks of the cards.
+func (d *Device) CardClocks() []clock.Estimate {
+	var out []clock.Estimate
+	for _, card := range slices.Sorted(maps.Keys(d.cardClocks)) {
+		if e, ok := d.cardClocks[card](); ok {
+			out = append(out, e)
+		}
+	}
+	return out
 }
 
 // Sharer is the back end if it can share KV with other processes of the host, nil otherwise.
 func (d *Device) Sharer() backend.Sharer {
-	if len(d.backends) > 1 {
+	if d.Engine.Ranks() > 1 {
 		return nil // what is shared is one block memory
 	}
 	s, _ := d.backends[0].(backend.Sharer)
@@ -62,72 +80,89 @@ const defaultKVMemory = 128 << 20
 // end earlier; under overload a claimed hand-over may rightly wait for minutes until there is a place to decode.
 const holdLimit = 10 * time.Minute
 
-// Open loads the model and starts the back end.
+// Open loads the model and starts the back ends, or the processes that have them.
 func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	d := &Device{Name: embeddedName, gpu: o.GPU}
-	if o.Model != "" {
-		d.Name = filepath.Base(o.Model)
-	}
-	if d.Model, err = model.Load(o.Model); err != nil {
-		return nil, fmt.Errorf("--model %q: %w", o.Model, err)
-	}
+	d := &Device{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.Close())
 		}
 	}()
-	if d.Tokenizer, err = token.Parse(d.Model.TokenizerJSON); err != nil {
-		return nil, fmt.Errorf("--model %q: tokenizer.json: %w", o.Model, err)
-	}
-	room, err := o.room(&d.Model.Config)
+	begun, err := o.start() // they load while rank 0 does
 	if err != nil {
 		return nil, err
 	}
-	for range o.Ranks {
-		var b backend.Backend
-		if b, d.CardClock, err = openBackend(o, d.Model, room, now); err != nil {
-			return nil, fmt.Errorf("--device %s: %w", o.Device, err)
+	cfg, err := d.load(&o, 0, o.Ranks-len(begun), now, log)
+	if err == nil {
+		if d.Tokenizer, err = token.Parse(d.Model.TokenizerJSON); err != nil {
+			err = fmt.Errorf("--model %q: tokenizer.json: %w", o.Model, err)
+		}
+	}
+	if err != nil {
+		begun.close()
+		return nil, err
+	}
+	if d.remotes, err = begun.open(cmp.Or(o.RankDeadline, ranks.DefaultDeadline), now, log); err != nil {
+		return nil, err
+	}
+	d.Info = d.backends[0].Info()
+	d.Engine, err = ranks.New(ranks.Options{Engine: cfg, Backends: d.backends, Remotes: d.remotes, Sink: o.Sink, Cards: o.rankCards(), Deadline: o.RankDeadline})
+	return d, err
+}
+
+// load loads the model, and opens the back ends of some ranks. The configuration is that of an engine on any of them.
+func (d *Device) load(o *Options, rank, n int, now func() int64, log *slog.Logger) (cfg engine.Config, err error) {
+	d.Name, d.cards, d.cardClocks = embeddedName, o.cards(), map[int]cardClock{}
+	if o.Model != "" {
+		d.Name = filepath.Base(o.Model)
+	}
+	if d.Model, err = model.Load(o.Model); err != nil {
+		return cfg, fmt.Errorf("--model %q: %w", o.Model, err)
+	}
+	room, err := o.room(&d.Model.Config)
+	if err == nil {
+		err = o.checkHost(room, machineMemory())
+	}
+	if err != nil {
+		return cfg, err
+	}
+	for i := range n {
+		b, err := d.openRank(*o, rank+i, room, now)
+		if err != nil {
+			return cfg, fmt.Errorf("--device %s: %w", o.Device, err)
 		}
 		d.backends = append(d.backends, b)
 	}
-	d.Info = d.backends[0].Info()
-	cfg := engine.Config{
+	return engine.Config{
 		MaxBatchSize: o.MaxBatchSize, MaxNumTokens: o.MaxNumTokens, MaxWaiting: o.MaxWaiting, Overlap: o.Overlap,
 		PrefixReuse: o.PrefixReuse, HostKVBytes: int64(o.KVHostMemory), DiskKVDir: o.KVDisk.Dir, DiskKVBytes: int64(o.KVDisk.Size), EOS: d.Model.Config.EOS, Now: now, Logger: log, MaxStepRecords: o.Sink.MaxStepRecords,
-		ExportDeadline: holdLimit, ReserveDeadline: holdLimit, KVEvents: o.KVEvents, Epoch: o.KVEpoch,
-		Profile: &profile.Options{Name: o.Sink.Node, Dir: o.ProfileDir, Windows: o.ProfileStartStop},
-	}
-	d.Engine, err = ranks.New(ranks.Options{Engine: cfg, Backends: d.backends, Sink: o.Sink, Deadline: o.RankDeadline})
-	if err != nil {
-		return nil, err
-	}
-	return d, nil
+		ExportDeadline: holdLimit, ReserveDeadline: holdLimit, StepDeadline: o.StepDeadline, KVEvents: o.KVEvents, Epoch: o.KVEpoch,
+		Profile: &profile.Options{Name: o.Sink.Node, Dir: o.ProfileDir, Windows: o.ProfileStartStop, ClockID: string(o.ClockID)},
+	}, nil
 }
 
-// openBackend opens the device of a rank: one, or a pipeline of one for each stage.
-func openBackend(o Options, m *model.Model, room room, now func() int64) (backend.Backend, func() (clock.Estimate, bool), error) {
-	if o.Device == "cuda" {
-		return openCUDA(o, m, room.blocks, now)
+// openRank opens the device of a rank: one, or a pipeline of one for each stage.
+func (d *Device) openRank(o Options, rank int, room room, now func() int64) (backend.Backend, error) {
+	layers := d.Model.Config.Layers
+	if o.PP > layers {
+		return nil, fmt.Errorf("--pp %d: the model has %d layers", o.PP, layers)
 	}
-	if o.PP == 1 {
-		b, err := openStage(o, m, room, now, backend.Stage{End: m.Config.Layers})
-		return b, nil, err
-	}
-	if o.PP > m.Config.Layers {
-		return nil, nil, fmt.Errorf("--pp %d: the model has %d layers", o.PP, m.Config.Layers)
+	parts := o.parts(rank, layers)
+	if len(parts) == 1 {
+		return d.openPart(o, parts[0], room, now)
 	}
 	var stages []backend.Backend
-	fail := func(err error) (backend.Backend, func() (clock.Estimate, bool), error) {
+	fail := func(err error) (backend.Backend, error) {
 		for _, b := range stages {
 			err = errors.Join(err, b.Close())
 		}
-		return nil, nil, fmt.Errorf("--pp %d: %w", o.PP, err)
+		return nil, fmt.Errorf("--pp %d: %w", o.PP, err)
 	}
-	for i := range o.PP {
-		b, err := openStage(o, m, room, now, backend.Stage{First: m.Config.Layers * i / o.PP, End: m.Config.Layers * (i + 1) / o.PP})
+	for _, p := range parts {
+		b, err := d.openPart(o, p, room, now)
 		if err != nil {
 			return fail(err)
 		}
@@ -137,25 +172,34 @@ func openBackend(o Options, m *model.Model, room room, now func() int64) (backen
 	if err != nil {
 		return fail(err)
 	}
-	return p, nil, nil
+	return p, nil
 }
 
-// openStage opens a device that owns some of the layers. Simulated, it takes its part of the time.
-func openStage(o Options, m *model.Model, room room, now func() int64, st backend.Stage) (backend.Backend, error) {
-	if o.Device == "sim" {
+// openPart opens the device of a stage. Simulated, it takes its part of the time.
+func (d *Device) openPart(o Options, p part, room room, now func() int64) (backend.Backend, error) {
+	m, st := d.Model, p.stage
+	switch o.Device {
+	case "cuda":
+		b, clock, err := openCUDA(o, m, p, room, now)
+		if err == nil {
+			d.cardClocks[p.card] = clock
+		}
+		return b, err
+	case "sim":
 		c, part := o.Sim, float64(st.End-st.First)/float64(m.Config.Layers)
 		return sim.New(sim.Config{
 			ModelHash: "sim-" + m.Hash, Layers: m.Config.Layers, Stage: st, KVHeads: m.Config.KVHeads, HeadSize: m.Config.HeadSize,
 			Vocab: m.Config.Vocab, ContextLen: m.Config.ContextLen, TokensPerBlock: o.TokensPerBlock, KVBlocks: room.blocks,
-			Windows: m.Config.Windows, WindowBlocks: room.windowBlocks, MaxSlots: o.MaxBatchSize, Shallow: c.Shallow, Now: now,
+			Windows: m.Config.Windows, WindowBlocks: room.windows(room.blocks), MaxSlots: o.MaxBatchSize, Shallow: c.Shallow, Now: now, Exact: true,
 			Cost: sim.Cost{
 				Step: part * float64(c.Step), PrefillToken: part * float64(c.PrefillToken), Decode: part * float64(c.Decode),
 				KVToken: part * float64(c.KVToken), CopyByte: c.CopyByte,
 			},
+			Fail: c.hang(),
 		})
 	}
 	return cpu.New(m, cpu.Options{
-		Stage: st, TokensPerBlock: o.TokensPerBlock, KVBlocks: room.blocks, WindowBlocks: room.windowBlocks, MaxSlots: o.MaxBatchSize,
+		Stage: st, TokensPerBlock: o.TokensPerBlock, KVBlocks: room.blocks, WindowBlocks: room.windows(room.blocks), MaxSlots: o.MaxBatchSize,
 		Threads: o.threads(), Now: now,
 	})
 }
@@ -168,11 +212,44 @@ func (o *Options) threads() int {
 	return max(1, runtime.GOMAXPROCS(0)/(o.Ranks*o.PP))
 }
 
-// Close frees the device. The engine must have ended.
+// hang is the fault that --sim-fault-hang-at asks for; nil: none.
+func (c *Sim) hang() func(iter int64) error {
+	if c.FaultHangAt == 0 {
+		return nil
+	}
+	return func(iter int64) error {
+		if iter == c.FaultHangAt {
+			select {}
+		}
+		return nil
+	}
+}
+
+// closeWait is how long a device may take to end what it still runs.
+const closeWait = 5 * time.Second
+
+// Close frees the device. The engine must have ended, or never run. A device that does not end what it runs stays open, and the
+// model with it; then there is an error.
 func (d *Device) Close() error {
 	var errs []error
-	for _, b := range d.backends {
-		errs = append(errs, b.Close())
+	for _, e := range d.remotes {
+		errs = append(errs, e.Close())
+	}
+	closed := make(chan error, 1)
+	go func() {
+		var errs []error
+		for _, b := range d.backends {
+			errs = append(errs, b.Close())
+		}
+		closed <- errors.Join(errs...)
+	}()
+	limit := time.NewTimer(closeWait)
+	defer limit.Stop()
+	select {
+	case err := <-closed:
+		errs = append(errs, err)
+	case <-limit.C:
+		return errors.Join(append(errs, fmt.Errorf("device: it still runs %v after the end of its engine", closeWait))...)
 	}
 	if d.Model != nil {
 		errs = append(errs, d.Model.Close())

@@ -1,7 +1,6 @@
 package device
 
 import (
-	"fmt"
 	"os"
 
 	"meridian.internal/gpu/backend"
@@ -50,10 +49,10 @@ func (d *Device) Static(node, clockID string) rows.Static {
 	return s
 }
 
-// WatchGPU opens what reads the card that the device computes on. An error is for good.
+// WatchGPU opens what reads the cards that the device computes on; nil: it computes on none. An error is for good.
 func (d *Device) WatchGPU() (read func() ([]rows.GPU, error), err error) {
 	if d.Info.Device != "cuda" {
-		return nil, fmt.Errorf("--device %s: %w: it is no GPU", d.Info.Device, nvml.ErrUnavailable)
+		return nil, nil
 	}
-	return nvml.Open(d.gpu, os.Getenv("CUDA_VISIBLE_DEVICES"))
+	return nvml.Open(d.cards, os.Getenv("CUDA_VISIBLE_DEVICES"))
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"reflect"
 	"runtime"
 	"syscall"
 	"testing"
@@ -142,7 +143,7 @@ func TestStepRecordsKeepWhatTheyAreGiven(t *testing.T) {
 	var b batchLog
 	l := stepLog{max: 3*pageRows + 5}
 	for i := range 4*pageRows + 7 {
-		r := infer.StepRow{Iter: int64(i), ForwardStartNS: int64(i) + 1, ForwardEndNS: int64(i) + 2, SampleEndNS: int64(i) + 3, TokenNS: int64(i) + 4, BatchSize: int64(i) + 5}
+		r := infer.StepRow{Iter: int64(i), ForwardStartNS: int64(i) + 1, ForwardEndNS: int64(i) + 2, SampleEndNS: int64(i) + 3, TokenNS: int64(i) + 4, BatchSize: int64(i) + 5, StageNS: []int64{int64(i) + 7, int64(i) + 9}}
 		b.add(r)
 		if i%97 == 13 || i < 20 && i%2 == 0 { // not in this batch
 			continue
@@ -156,7 +157,7 @@ func TestStepRecordsKeepWhatTheyAreGiven(t *testing.T) {
 	}
 	l.close()
 	packed := l.records()
-	b.add(infer.StepRow{Iter: 999}) // the engine goes on
+	b.add(infer.StepRow{Iter: 999, StageNS: []int64{1, 2}}) // the engine goes on
 	c, err := packed.Decode()
 	if err != nil || len(c.Step) != l.max || packed.N != l.max || int(c.Truncated) != len(given)-l.max {
 		t.Fatalf("%d steps, %d truncated of %d: %v", len(c.Step), c.Truncated, len(given), err)
@@ -164,9 +165,9 @@ func TestStepRecordsKeepWhatTheyAreGiven(t *testing.T) {
 	for i := range l.max {
 		got := infer.StepRow{
 			Iter: c.Iter[i], ForwardStartNS: c.ForwardStartNS[i], ForwardEndNS: c.ForwardEndNS[i], SampleEndNS: c.SampleEndNS[i],
-			TokenNS: c.TokenNS[i], BatchSize: int64(c.BatchSize[i]),
+			TokenNS: c.TokenNS[i], BatchSize: int64(c.BatchSize[i]), StageNS: []int64{c.StageNS[0][i], c.StageNS[1][i]},
 		}
-		if got != batches[i] || (row{int(c.Step[i]), int(c.KVTokens[i]), int(c.Tokens[i])}) != given[i] {
+		if !reflect.DeepEqual(got, batches[i]) || (row{int(c.Step[i]), int(c.KVTokens[i]), int(c.Tokens[i])}) != given[i] {
 			t.Fatalf("step %d: %+v, want %+v, %+v", i, got, batches[i], given[i])
 		}
 	}

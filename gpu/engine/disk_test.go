@@ -25,14 +25,14 @@ func onDisk(t testing.TB, dir string, cfg Config, dev sim.Config) *rig {
 // await waits until a condition holds that work beside the engine brings about: files are written in real time.
 func await(t testing.TB, r *rig, what string, holds func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; {
+	for end := time.Now().Add(time.Minute); ; {
 		ok := false
 		r.query(func() { ok = holds() })
 		if ok {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%s: not within 10 s: %+v", what, r.pool.Stats())
+			t.Fatalf("%s: not within a minute: %+v", what, r.pool.Stats())
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -137,44 +137,84 @@ func TestAFullDiskStoresNothingAndServes(t *testing.T) {
 
 // TestANodeThatIsKilledDuringAnOffloadStartsAgain leaves files as they are at a random moment, which is all that a kill does to them.
 func TestANodeThatIsKilledDuringAnOffloadStartsAgain(t *testing.T) {
-	rng := rand.New(rand.NewPCG(3, 4))
-	dir := t.TempDir()
-	r := onDisk(t, dir, Config{DiskKVBytes: 8 << 10}, sim.Config{})
-	texts := map[int32][]int32{}
-	for range 60 {
-		seed := rng.Int32N(6)
-		res := r.run(request(24, seed, 6))
-		if want, ok := texts[seed]; ok {
-			sameText(t, "after a kill", res.ids, want)
-		}
-		texts[seed] = res.ids
-		if rng.IntN(3) > 0 {
-			continue
-		}
-		left := snapshot(t, dir) // while blocks are being written
-		r.stop()
-		r = onDisk(t, left, Config{DiskKVBytes: 8 << 10}, sim.Config{})
-		dir = left
-	}
-	if err := r.Check(); err != nil {
-		t.Error(err)
+	for name, windows := range map[string][]int{"all tokens are seen": nil, "windows too": {0, 8}, "windows alone": {8, 8}} {
+		t.Run(name, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(3, 4))
+			dir := t.TempDir()
+			dev := sim.Config{Windows: windows, Layers: len(windows)}
+			r := onDisk(t, dir, Config{DiskKVBytes: 8 << 10}, dev)
+			texts := map[int32][]int32{}
+			for range 60 {
+				seed := rng.Int32N(6)
+				res := r.run(request(24, seed, 6))
+				if want, ok := texts[seed]; ok {
+					sameText(t, "after a kill", res.ids, want)
+				}
+				texts[seed] = res.ids
+				if rng.IntN(3) > 0 {
+					continue
+				}
+				left := t.TempDir()
+				if err := os.CopyFS(left, os.DirFS(dir)); err != nil { // while blocks are being written
+					t.Fatal(err)
+				}
+				r.stop()
+				r = onDisk(t, left, Config{DiskKVBytes: 8 << 10}, dev)
+				dir = left
+			}
+			if err := r.Check(); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 
-// snapshot copies the files of a folder, one after the other, into another folder.
-func snapshot(t *testing.T, dir string) string {
-	t.Helper()
-	to := t.TempDir()
-	for _, name := range []string{"kv.blocks", "kv.index"} {
-		b, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(to, name), b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+// TestWindowsOnDiskOutliveTheNode: a prefix is of use only if the disk has what all its windows see from its end.
+func TestWindowsOnDiskOutliveTheNode(t *testing.T) {
+	for name, windows := range map[string][]int{"some layers": {0, 8}, "two sizes": {0, 8, 14}, "all layers": {8, 8}, "all layers, two sizes": {8, 14}} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			dev := sim.Config{Windows: windows, Layers: len(windows)}
+			stored := func(r *rig) func() bool {
+				last := int64(-1)
+				return func() bool { // twice nothing is in flight, and nothing came in between: there is no more
+					n := r.pool.Stats().Disk.Stored
+					for _, w := range r.pool.Windows() {
+						n += w.Stats().Disk.Stored
+					}
+					all := n == last && len(r.tiers.out) == 0
+					last = n
+					return all && r.pool.Stats().Disk.Used >= 7
+				}
+			}
+			r := onDisk(t, dir, Config{}, dev)
+			want := r.run(request(24, 1, 6)).ids
+			await(t, r, "blocks on disk", stored(r))
+			r.stop()
+			r = onDisk(t, dir, Config{}, dev)
+			res := r.run(request(24, 1, 6))
+			sameText(t, "from disk", res.ids, want)
+			kv, loaded := res.done.Report.KV, int64(0)
+			for _, w := range r.pool.Windows() {
+				loaded += w.Stats().Disk.Loaded
+			}
+			if res.done.Report.CachedTokens != 20 || kv.DiskBlocks == 0 || kv.MissedBlocks != 0 || loaded == 0 {
+				t.Errorf("%+v, %d tokens cached, %d blocks of windows loaded; want 20 tokens from disk", kv, res.done.Report.CachedTokens, loaded)
+			}
+			r.stop()
+
+			lost := filepath.Join(dir, "window-8")
+			if err := os.RemoveAll(lost); err != nil {
+				t.Fatal(err)
+			}
+			r = onDisk(t, dir, Config{}, dev)
+			res = r.run(request(24, 1, 6))
+			sameText(t, "without a window's files", res.ids, want)
+			if n := res.done.Report.CachedTokens; n != 0 {
+				t.Errorf("%d tokens cached though a window has lost its blocks", n)
+			}
+		})
 	}
-	return to
 }
 
 func TestHostAndDiskServeTogether(t *testing.T) {

@@ -1,7 +1,7 @@
 // Package engine owns the one executor: it takes requests in, plans steps (gpu/sched), gives them to a back end, and gives
 // tokens, KV and reports out. It knows no HTTP, no NATS and no tokenizer.
 //
-// One goroutine, the caller of Run, owns the scheduler, the KV pool and all sequences; every other goroutine posts
+// One goroutine, that of loop, owns the scheduler, the KV pool and all sequences; every other goroutine posts
 // commands to it or reads what it published. It never waits for a consumer: a sequence's buffer is bounded by its
 // MaxTokens. With Overlap it plans step N+1 and submits it while the back end runs N, so the device does not wait for
 // the host; a sequence that ended in N is then in N+1 too, and that result is thrown away.
@@ -13,6 +13,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -43,14 +44,18 @@ type Config struct {
 	ExportDeadline time.Duration
 	// ReserveDeadline is how long a Reservation may wait for its KV; 0: 60 s. The request's own deadline holds too.
 	ReserveDeadline time.Duration
-	MaxStepRecords  int                 // decode steps kept a request that asks for them; 0: 4096
-	Now             func() int64        // the node's steady clock in ns; deadlines and stamps are in it
-	Logger          *slog.Logger        // nil: nothing is logged
-	KVEvents        func(kvevent.Event) // told of stored and removed blocks on the engine's goroutine; must not block
-	Epoch           int64               // of KVEvents; 0: Now at the start
-	OnIteration     func(*Iteration)    // called on the engine's goroutine after each step; nil costs nothing
-	OnIdle          func(*Iteration)    // called there when nothing is left to run, with what was counted since the last step
-	RequestStates   bool                // OnIteration is told the state of every request
+	// StepDeadline is the least time that a step may take before the device counts as hung; 0: 1 min. It may take more where steps
+	// lately took more than a tenth of it; see watch.
+	StepDeadline   time.Duration
+	MaxStepRecords int                 // decode steps kept a request that asks for them; 0: 8192
+	Now            func() int64        // the node's steady clock in ns; deadlines and stamps are in it
+	Logger         *slog.Logger        // nil: nothing is logged
+	KVEvents       func(kvevent.Event) // told of stored and removed blocks on the engine's goroutine; must not block
+	Epoch          int64               // of KVEvents; 0: Now at the start
+	OnIteration    func(*Iteration)    // called on the engine's goroutine after each step; nil costs nothing
+	OnIdle         func(*Iteration)    // called there when nothing is left to run, with what was counted since the last step
+	OnLoad         func()              // called there when Load, but for its Iter, is another; must not block
+	RequestStates  bool                // OnIteration is told the state of every request
 	// Energy is the newest reading of the device's energy counter in joules; it must not block. nil: no energy is known.
 	Energy  func() (joules float64, ok bool)
 	Profile *profile.Options // nil: no profile windows
@@ -62,7 +67,7 @@ func (c *Config) setDefaults(info backend.Info) {
 	for _, d := range []struct {
 		field *int
 		value int
-	}{{&c.MaxBatchSize, info.MaxSlots}, {&c.MaxNumTokens, 2048}, {&c.MaxWaiting, 1024}, {&c.MaxStepRecords, 4096}} {
+	}{{&c.MaxBatchSize, info.MaxSlots}, {&c.MaxNumTokens, 2048}, {&c.MaxWaiting, 1024}, {&c.MaxStepRecords, 8192}} {
 		if *d.field == 0 {
 			*d.field = d.value
 		}
@@ -72,6 +77,9 @@ func (c *Config) setDefaults(info backend.Info) {
 	}
 	if c.ReserveDeadline == 0 {
 		c.ReserveDeadline = time.Minute
+	}
+	if c.StepDeadline == 0 {
+		c.StepDeadline = time.Minute
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -103,7 +111,7 @@ type Engine struct {
 	info backend.Info
 	prof *profile.Profiler // nil: none
 
-	// Owned by the goroutine of Run.
+	// Owned by the goroutine of loop.
 	pool      *kv.Pool   // of the layers that see everything; its windows are those of the others
 	windows   []*kv.Pool // in the order of info.Windows
 	full      bool       // there are layers that see everything; otherwise the blocks of pool have no bytes and are not counted
@@ -123,6 +131,7 @@ type Engine struct {
 	timer     *time.Timer
 	drainDone bool
 	step      lockstep // with Peers
+	watch     watch
 
 	commands mailbox
 	queued   atomic.Int64 // accepted requests that never had a slot
@@ -148,7 +157,7 @@ func New(cfg Config, b backend.Backend) (*Engine, error) {
 		cfg: cfg, b: b, info: info,
 		exports: make(map[*Export]struct{}),
 		drained: make(chan struct{}), stopped: make(chan struct{}),
-		commands: mailbox{wake: make(chan struct{}, 1)}, meter: meter{read: cfg.Energy},
+		commands: mailbox{wake: make(chan struct{}, 1)}, meter: meter{read: cfg.Energy}, watch: newWatch(cfg.StepDeadline),
 	}
 	e.pool = kv.New(info.KVBlocks, info.TokensPerBlock, blockhash.Root(info.ModelHash, ""), e.poolEvents())
 	for _, w := range info.Windows {
@@ -157,6 +166,7 @@ func New(cfg Config, b backend.Backend) (*Engine, error) {
 	e.windows, e.full = e.pool.Windows(), info.GroupLayers(0) > 0
 	e.interval.WindowDecodeBlocks = make([]int, len(e.windows))
 	if err := e.openTiers(); err != nil {
+		e.tiers.close()
 		return nil, err
 	}
 	e.sched = sched.New(sched.Config{
@@ -197,9 +207,8 @@ func (e *Engine) Config() Config { return e.cfg }
 // maxFailures is how many steps in a row may fail before the device counts as lost.
 const maxFailures = 3
 
-// Run is the loop. It returns when ctx ends, after the work in flight, with nil; or when the device is lost, with its
-// error. All sequences, exports and reservations then have ended with ErrStopped. It may be called once.
-func (e *Engine) Run(ctx context.Context) error {
+// loop is what Run runs.
+func (e *Engine) loop(ctx context.Context) error {
 	e.timer = time.NewTimer(time.Hour)
 	defer e.timer.Stop()
 	var err error
@@ -240,6 +249,8 @@ func (e *Engine) wait(ctx context.Context) error {
 		e.step.called = true
 	case r := <-released:
 		return e.released(r)
+	case <-e.watch.hung:
+		return e.watch.err
 	case <-e.commands.wake:
 	case <-e.timer.C:
 	case <-ctx.Done():
@@ -254,16 +265,20 @@ func (e *Engine) untilDeadline() time.Duration {
 	return max(time.Duration(e.deadline-e.cfg.Now()), 0)
 }
 
-// stopWait bounds the wait for the steps in flight at the end of Run.
+// stopWait bounds the wait for the steps in flight at the end of loop.
 const stopWait = 10 * time.Second
 
 // stop ends everything that is left.
 func (e *Engine) stop(cause error) error {
-	e.closeTiers()
+	wait := stopWait
+	if errors.Is(cause, ErrHung) {
+		wait = 0 // it has been waited for
+	}
+	e.closeTiers(wait)
 	for _, command := range e.commands.close() {
 		command()
 	}
-	e.timer.Reset(stopWait)
+	e.timer.Reset(wait)
 	for len(e.flights) > 0 {
 		select {
 		case <-e.flights[0].step.Done():
@@ -272,11 +287,13 @@ func (e *Engine) stop(cause error) error {
 			}
 			continue
 		case <-e.timer.C:
-			cause = fmt.Errorf("engine: step %d still runs %v after the end: %w", e.flights[0].step.Iter, stopWait, ErrStopped)
+			if cause == nil {
+				cause = fmt.Errorf("engine: step %d still runs %v after the end: %w", e.flights[0].step.Iter, wait, ErrStopped)
+			}
 		}
 		break
 	}
-	why := error(ErrStopped)
+	why := ErrStopped
 	if cause != nil {
 		why = fmt.Errorf("%w: %w", ErrStopped, cause)
 	}

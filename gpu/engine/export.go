@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -43,12 +44,17 @@ func (x *Export) Tokens() int { return x.s.base }
 // while prefill runs. After the last it returns io.EOF; the error of the sequence if that ended otherwise, ErrCancelled
 // after Release.
 func (x *Export) NextSpan(ctx context.Context) (infer.Span, error) {
+	return AwaitSpan(ctx, x.wake, x.next)
+}
+
+// AwaitSpan waits until next has a span or an error; wake says that it may have.
+func AwaitSpan(ctx context.Context, wake <-chan struct{}, next func() (span infer.Span, ok bool, err error)) (infer.Span, error) {
 	for {
-		if span, ok, err := x.next(); ok {
+		if span, ok, err := next(); ok {
 			return span, err
 		}
 		select {
-		case <-x.wake:
+		case <-wake:
 		case <-ctx.Done():
 			return infer.Span{}, ctx.Err()
 		}
@@ -61,7 +67,7 @@ func (x *Export) next() (span infer.Span, ok bool, err error) {
 	if x.released {
 		return infer.Span{}, true, ErrCancelled
 	}
-	if x.end != nil && x.end != io.EOF {
+	if x.end != nil && !errors.Is(x.end, io.EOF) {
 		return infer.Span{}, true, x.end
 	}
 	if len(x.spans) > 0 {
@@ -137,7 +143,7 @@ func (x *Export) leave() {
 }
 
 // over tells, with mu held, that the lease must not be used any more.
-func (x *Export) over() bool { return x.released || (x.end != nil && x.end != io.EOF) }
+func (x *Export) over() bool { return x.released || (x.end != nil && !errors.Is(x.end, io.EOF)) }
 
 // Release ends the lease, after the copy in flight if there is one. The blocks become cached or free. It may be called
 // more than once, and before prefill has ended.
@@ -162,7 +168,7 @@ func (x *Export) add(span infer.Span) {
 // fail ends the export: with io.EOF when all is written.
 func (x *Export) fail(err error) {
 	x.mu.Lock()
-	if x.end == nil || (x.end == io.EOF && !x.released) {
+	if x.end == nil || (errors.Is(x.end, io.EOF) && !x.released) {
 		x.end = err
 	}
 	x.mu.Unlock()

@@ -196,7 +196,10 @@ func (e *Engine) idled() {
 // look completes what was counted since the last step with how things are.
 func (e *Engine) look() *Iteration {
 	it := &e.interval
-	it.Iter, it.Requests = e.iter, it.Requests[:0]
+	it.Iter = e.iter
+	if e.cfg.RequestStates {
+		it.Requests = e.requestStates(it.Requests[:0], e.iter)
+	}
 	it.Running, it.Waiting, it.Pool = len(e.sched.Running()), len(e.sched.Waiting()), e.pool
 	it.EndNS = e.cfg.Now()
 	return it

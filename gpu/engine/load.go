@@ -36,8 +36,12 @@ func (e *Engine) publishLoad() {
 		}
 	}
 	e.mu.Lock()
+	last := e.load
 	e.load = l
 	e.mu.Unlock()
+	if last.Iter = l.Iter; e.cfg.OnLoad != nil && last != l {
+		e.cfg.OnLoad()
+	}
 }
 
 // LeakedBlocks counts KV blocks that are held though no sequence, reservation or export that lives holds them. It is

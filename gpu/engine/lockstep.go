@@ -18,14 +18,18 @@ type Peers struct {
 	// Hear is told what all ranks said. it is nil unless all are idle: then there is no iteration. Without words the engine has
 	// ended.
 	Hear func(words []Word, it *Iteration)
+	// Gather tells whether all ranks come to another round before they go on, with what this one says in it; its answer follows
+	// from the words alone, so that it is that of all. Then those of the other round count. nil: there never is one.
+	Gather func(words []Word) (Word, bool)
 	// Unsaid tells whether this rank has something to say though it is idle. it holds what was counted since the last step.
 	Unsaid func(it *Iteration) bool
 }
 
 // Word is what a rank says in a round: its state, and the statistics of its iterations since the round before.
 type Word struct {
-	Idle    bool // nothing to run, nothing in flight
-	Carried bool // it has counts that no row tells
+	Idle    bool  // nothing to run, nothing in flight
+	Carried bool  // it has counts that no row tells
+	Made    int64 // rows that it has made since the start; 0 where they come with the words
 	Rows    []rows.Row
 }
 
@@ -34,6 +38,7 @@ type lockstep struct {
 	round   int64 // at which it has arrived, or will next
 	called  bool  // others wait for it
 	arrived bool
+	gathers bool // at a round that follows another
 	granted bool // the next iteration may be built
 	barren  bool // what there is to run could not be: only something new makes another round worth it
 }
@@ -91,17 +96,37 @@ func (e *Engine) released(r collective.Round[Word]) error {
 	if r.Err != nil {
 		return fmt.Errorf("engine: rank %d: %w", e.cfg.Rank, r.Err)
 	}
-	e.step.arrived = false
+	p, s := e.cfg.Peers, &e.step
+	s.arrived = false
+	if again, more := s.gather(p, r.Words); more {
+		s.round++
+		s.arrived, s.called = true, false
+		if err := p.Member.Arrive(s.round, again); err != nil {
+			return fmt.Errorf("engine: rank %d: %w", e.cfg.Rank, err)
+		}
+		return nil
+	}
 	for i := range r.Words {
 		if !r.Words[i].Idle {
-			e.step.granted = true
-			e.cfg.Peers.Hear(r.Words, nil)
+			s.granted = true
+			p.Hear(r.Words, nil)
 			return nil
 		}
 	}
-	e.cfg.Peers.Hear(r.Words, e.look())
+	p.Hear(r.Words, e.look())
 	e.interval.reset()
 	return nil
+}
+
+// gather tells whether another round follows that of these words, and what to say there. No third one follows.
+func (s *lockstep) gather(p *Peers, words []Word) (Word, bool) {
+	if p.Gather == nil || s.gathers {
+		s.gathers = false
+		return Word{}, false
+	}
+	w, more := p.Gather(words)
+	s.gathers = more
+	return w, more
 }
 
 // mayBuild tells whether the next iteration may be built now.

@@ -76,6 +76,7 @@ func TestSubmitReturnsWhileTheForwardIsHeld(t *testing.T) {
 		if res := r.finish(other); res.done.Reason != infer.FinishCancelled {
 			t.Errorf("done %+v, want cancelled", res.done)
 		}
+		synctest.Wait() // the load is told after the end
 		if l := r.Load(); l.Running != 1 || l.Iter != 2 {
 			t.Errorf("load %+v", l)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"testing"
+	"testing/synctest"
 
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/sim"
@@ -85,5 +86,27 @@ func TestATextGoesOnFromKVThatWasPulled(t *testing.T) {
 			t.Fatal(err)
 		}
 		sameText(t, "pulled", gen.finish(d).ids, want)
+	}
+}
+
+// TestAPromptOfMorePriorityStaysCached where others would have taken its place.
+func TestAPromptOfMorePriorityStaysCached(t *testing.T) {
+	const pin = 1000 // stands for one that is pinned
+	for priority, want := range map[int]int{0: 0, 1: 128, -1: 0, pin: 128} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, Config{PrefixReuse: true}, sim.Config{KVBlocks: 16})
+			defer r.stop()
+			req := request(129, 1, 1)
+			if req.Pin = priority == pin; !req.Pin {
+				req.Priority = priority
+			}
+			r.run(req)
+			for i := range int32(5) { // 20 blocks
+				r.run(request(128, 10+i, 1))
+			}
+			if got := r.run(req).done.Report.CachedTokens; got != want {
+				t.Errorf("priority %d: %d prompt tokens were cached, want %d", priority, got, want)
+			}
+		})
 	}
 }

@@ -123,19 +123,25 @@ func (e *Engine) missedBlocks() int64 {
 
 // countLoads counts the blocks that tiers below the device gave, and those that they failed to give.
 func (s *Sequence) countLoads(loads []kv.Move, good int) {
-	c := &s.report.KV
-	for _, m := range loads[:good] {
+	c, first := &s.report.KV, 0 // the group whose blocks are counted by tier: where there are such, layers that see all tokens
+	if !s.e.full {
+		first = 1
+	}
+	for i, m := range loads {
 		switch {
-		case m.Group > 0 && s.e.full: // the tokens are counted by the layers that see all of them
-		case m.Tier == kvevent.Host:
-			c.HostBlocks++
+		case m.Group < first: // these blocks have no bytes, and no statistics
+		case i >= good:
+			c.MissedBlocks++
+			s.e.missed++
 		default:
-			c.DiskBlocks++
+			c.ReusedBlocks++
+			if m.Group == first && m.Tier == kvevent.Host {
+				c.HostBlocks++
+			} else if m.Group == first {
+				c.DiskBlocks++
+			}
 		}
 	}
-	c.ReusedBlocks += good
-	c.MissedBlocks += len(loads) - good
-	s.e.missed += int64(len(loads) - good)
 }
 
 // record keeps the sequence's part of a step: a chunk of prefill, or a decode step when these were asked for. It is a chunk
@@ -146,7 +152,7 @@ func (s *Sequence) record(it *sched.Item, f *flight, now int64) {
 		st := &f.step.Stamps
 		s.report.Chunks = append(s.report.Chunks, infer.Chunk{
 			Iter: f.batch.Iter, Tokens: it.Tokens, KVTokens: it.KVLen, BatchSize: len(f.items),
-			ForwardStartNS: st.ForwardStartNS, ForwardEndNS: st.ForwardEndNS, SampleEndNS: st.SampleEndNS,
+			ForwardStartNS: st.ForwardStartNS, ForwardEndNS: st.ForwardEndNS, SampleEndNS: st.SampleEndNS, StageNS: appendCuts(nil, f.step.Stages),
 		})
 		return
 	}
@@ -165,9 +171,10 @@ func (s *Sequence) record(it *sched.Item, f *flight, now int64) {
 func (f *flight) log(l *batchLog, now int64) {
 	f.logged = true
 	st := &f.step.Stamps
+	l.cuts = appendCuts(l.cuts[:0], f.step.Stages)
 	l.add(infer.StepRow{
 		Iter: f.batch.Iter, ForwardStartNS: st.ForwardStartNS, ForwardEndNS: st.ForwardEndNS, SampleEndNS: st.SampleEndNS,
-		TokenNS: now, BatchSize: int64(len(f.items)),
+		TokenNS: now, BatchSize: int64(len(f.items)), StageNS: l.cuts,
 	})
 }
 

@@ -220,7 +220,7 @@ func (e *Engine) start(h *Reservation, first []infer.Token) {
 		e.end(s, done, first)
 		return
 	}
-	s.deliver(first, nil)
+	s.out.Give(first, nil)
 }
 
 // Cancel gives slot and blocks back, after the copies in flight. It may be called more than once; after Start it does

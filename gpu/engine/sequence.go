@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
-	"sync"
 
 	"meridian.internal/gpu/kv"
 	"meridian.internal/gpu/sched"
@@ -57,11 +55,7 @@ type Sequence struct {
 	energy      float64
 	report      infer.Report
 
-	mu     sync.Mutex // guards tokens, done and over
-	tokens []infer.Token
-	done   *infer.Done
-	over   bool          // done was taken
-	wake   chan struct{} // capacity 1
+	out Stream
 }
 
 // Submit accepts an Aggregated or ContextOnly request and returns at once. The request's slices must not change after.
@@ -88,10 +82,10 @@ func (e *Engine) newSequence(r infer.Request) (*Sequence, error) {
 	if err := e.checkRequest(&r); err != nil {
 		return nil, err
 	}
-	s := &Sequence{e: e, req: r, base: len(r.Prompt) + len(r.Output), wake: make(chan struct{}, 1)}
+	s := &Sequence{e: e, req: r, base: len(r.Prompt) + len(r.Output), out: NewStream()}
 	tokens := make([]int32, 0, s.base+min(r.MaxTokens-len(r.Output), 64))
 	s.q = sched.Seq{
-		Priority: r.Priority, Tokens: append(append(tokens, r.Prompt...), r.Output...),
+		Priority: r.Priority, Pin: r.Pin, Tokens: append(append(tokens, r.Prompt...), r.Output...),
 		Limit: len(r.Prompt) + r.MaxTokens, Match: s.base, Data: s,
 	}
 	s.report.PromptTokens = len(r.Prompt)
@@ -163,49 +157,19 @@ func (s *Sequence) Rank() int { return s.e.cfg.Rank }
 // Export gives the KV of a ContextOnly sequence; nil for others.
 func (s *Sequence) Export() *Export { return s.export }
 
-// Next waits for tokens and returns all since the last call, which the caller owns. Done comes once, with the last
-// tokens; after it Next returns io.EOF.
+// Next gives tokens and the end; see Stream.
 func (s *Sequence) Next(ctx context.Context) ([]infer.Token, *infer.Done, error) {
-	for {
-		s.mu.Lock()
-		tokens, done, over := s.tokens, s.done, s.over
-		s.tokens, s.done, s.over = nil, nil, over || done != nil
-		s.mu.Unlock()
-		switch {
-		case over:
-			return nil, nil, io.EOF
-		case done != nil || len(tokens) > 0:
-			if done != nil && s.steps.on { // here, so that the engine's goroutine need not
-				done.Report.Steps, s.steps = s.steps.records(), stepLog{}
-			}
-			return tokens, done, nil
-		}
-		select {
-		case <-s.wake:
-		case <-ctx.Done():
-			return nil, nil, ctx.Err()
-		}
+	tokens, done, err := s.out.Next(ctx)
+	if done != nil && s.steps.on { // here, so that the engine's goroutine need not
+		done.Report.Steps, s.steps = s.steps.records(), stepLog{}
 	}
+	return tokens, done, err
 }
 
 // Cancel ends the sequence soon. What was sampled before is still given out, then Done with FinishCancelled. It may be
 // called at any time, more than once.
 func (s *Sequence) Cancel() {
 	s.e.post(func() { s.e.end(s, infer.Done{Reason: infer.FinishCancelled, Err: ErrCancelled}, nil) })
-}
-
-// deliver hands tokens and the end to the consumer.
-func (s *Sequence) deliver(tokens []infer.Token, done *infer.Done) {
-	s.mu.Lock()
-	s.tokens = append(s.tokens, tokens...)
-	if done != nil {
-		s.done = done
-	}
-	s.mu.Unlock()
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
 }
 
 // finish tells whether the newest known token ends the sequence.
@@ -248,7 +212,7 @@ func (e *Engine) end(s *Sequence, done infer.Done, last []infer.Token) {
 		e.interval.count(done.Reason)
 	}
 	e.traceRequest(s, done.Reason)
-	s.deliver(last, &done)
+	s.out.Give(last, &done)
 }
 
 // uncount takes the sequence out of the queue's count.

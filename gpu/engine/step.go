@@ -17,6 +17,7 @@ type flight struct {
 	windows [][]int32 // block tables of the entries
 	exports []written
 	builtNS int64
+	tokens  int // that are queries
 	counts  Batch
 	traced  traced
 	logged  bool // in the log of steps
@@ -64,6 +65,9 @@ func (e *Engine) submit() bool {
 		f.step.Finish()
 	} else {
 		e.meter.wakes()
+		if len(e.flights) == 0 {
+			e.watch.begins(f, now)
+		}
 		f.step = e.b.Submit(&f.batch)
 	}
 	if f.traced.on {
@@ -77,11 +81,12 @@ func (e *Engine) submit() bool {
 func (e *Engine) build(f *flight) {
 	f.batch = backend.Batch{Iter: e.iter, Assign: f.batch.Assign[:0], Copies: f.batch.Copies[:0], Entries: f.batch.Entries[:0]}
 	f.logits, f.windows, f.exports, f.logged = f.logits[:0], f.windows[:0], f.exports[:0], false
-	f.counts = Batch{}
+	f.counts, f.tokens = Batch{}, 0
 	for _, it := range f.items {
 		s := it.Seq.Data.(*Sequence)
 		e.scheduled(s, it, f.builtNS)
 		from := it.KVLen
+		f.tokens += it.Tokens
 		if it.First {
 			f.batch.Assign = append(f.batch.Assign, s.assign())
 			if c := it.Seq.Copy; c.Tokens > 0 {
@@ -149,6 +154,7 @@ func (e *Engine) collect() error {
 	f := e.flights[0]
 	e.flights = append(e.flights[:0], e.flights[1:]...)
 	now := e.cfg.Now()
+	e.watched(f, now)
 	e.step.barren = e.step.barren && f.synthetic
 	e.ran(f)
 	for i, it := range f.items {
@@ -219,7 +225,7 @@ func (e *Engine) advance(s *Sequence, it sched.Item, f *flight, i int, now int64
 		e.end(s, done, []infer.Token{token})
 		return
 	}
-	s.deliver([]infer.Token{token}, nil)
+	s.out.Give([]infer.Token{token}, nil)
 }
 
 // countFailure gives up when the device fails step after step.

@@ -1,6 +1,9 @@
 package engine
 
-import "meridian.internal/shared/infer"
+import (
+	"meridian.internal/gpu/backend"
+	"meridian.internal/shared/infer"
+)
 
 // pageRows is how many steps share a page. A request carries the rows of its first and last page that are not its own too:
 // more of them make long requests cheaper and short ones larger.
@@ -11,7 +14,10 @@ const columnBytes = 4*pageRows + 16
 
 // batchLog is the engine's log of steps, for the requests that keep theirs. A page is freed when the last request that
 // was in one of its steps has ended.
-type batchLog struct{ page *infer.StepPage }
+type batchLog struct {
+	page *infer.StepPage
+	cuts []int64 // room for those of a step
+}
 
 // add logs a step.
 func (l *batchLog) add(r infer.StepRow) {
@@ -21,8 +27,19 @@ func (l *batchLog) add(r infer.StepRow) {
 		for i := range l.page.Columns {
 			l.page.Columns[i] = room[i*columnBytes : i*columnBytes : (i+1)*columnBytes]
 		}
+		if n := len(r.StageNS); n > 0 {
+			l.page.Stages = make([]byte, 0, n*columnBytes)
+		}
 	}
 	l.page.Append(r)
+}
+
+// appendCuts appends when a step went from one stage to the next, in the order of infer.StepRow.
+func appendCuts(dst []int64, stages []backend.Stamps) []int64 {
+	for i := 1; i < len(stages); i++ {
+		dst = append(dst, stages[i-1].ForwardEndNS, stages[i].ForwardStartNS)
+	}
+	return dst
 }
 
 // stepLog is the decode steps of one request: 20 bytes for each run of steps of which each took the token after the one

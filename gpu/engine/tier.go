@@ -2,7 +2,12 @@ package engine
 
 import (
 	"fmt"
+	"math"
+	"math/bits"
+	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/kv"
@@ -15,7 +20,7 @@ import (
 type tiers struct {
 	block []int                  // bytes of a block of each group of layers in the canonical layout
 	host  [][]byte               // of each group; empty: there is none
-	disk  *kvdisk.Files          // nil: there is none
+	disk  []*kvdisk.Files        // of each group; nil: there is none
 	out   map[kv.Move]struct{}   // copies from the device in flight
 	in    map[*Sequence]struct{} // sequences whose copies to the device are in flight
 	// Writing to a disk that refuses is tried again then; what it has can be read meanwhile.
@@ -30,42 +35,86 @@ const (
 	diskPause = 10 * time.Second
 )
 
-// openTiers takes the host memory and the files for KV.
+// openTiers takes the host memory and the files for KV. Both are divided between the groups as the device's memory is.
 func (e *Engine) openTiers() error {
 	t := &e.tiers
 	t.out, t.in = map[kv.Move]struct{}{}, map[*Sequence]struct{}{}
-	device := 0.0 // bytes of all groups
+	device := int64(0) // bytes of all groups
 	for g := range 1 + len(e.windows) {
 		t.block = append(t.block, e.info.BlockBytes(g))
-		device += float64(t.block[g] * e.info.GroupBlocks(g))
+		device += int64(t.block[g]) * int64(e.info.GroupBlocks(g))
 	}
 	t.host = make([][]byte, len(t.block))
 	if !e.cfg.PrefixReuse {
 		return nil
 	}
-	for g, block := range t.block { // host memory is divided as the device's is
-		if n := int(float64(e.cfg.HostKVBytes) * float64(e.info.GroupBlocks(g)) / device); n > 0 && block > 0 {
-			t.host[g] = make([]byte, n*block)
-			e.pool.Group(g).AddTier(kvevent.Host, n, nil)
+	for g, block := range t.block {
+		n := share(e.cfg.HostKVBytes, e.info.GroupBlocks(g), device)
+		if n == 0 || block == 0 {
+			continue
 		}
+		var err error
+		if t.host[g], err = hostMemory(n * block); err != nil {
+			return err
+		}
+		e.pool.Group(g).AddTier(kvevent.Host, n, nil)
 	}
-	if e.cfg.DiskKVDir == "" || !e.full {
+	if e.cfg.DiskKVDir == "" {
 		return nil
 	}
-	i := &e.info
+	for g := range t.block {
+		if err := e.openDisk(g, share(e.cfg.DiskKVBytes, e.info.GroupBlocks(g), device)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// share is how many blocks of a group a tier of so many bytes has, when the group has so many of a device's bytes.
+func share(tier int64, blocks int, device int64) int {
+	if tier <= 0 || device <= 0 {
+		return 0
+	}
+	hi, lo := bits.Mul64(uint64(tier), uint64(blocks))
+	if hi >= uint64(device) {
+		return math.MaxInt32
+	}
+	n, _ := bits.Div64(hi, lo, uint64(device))
+	return int(min(n, math.MaxInt32)) // as many as can be numbered
+}
+
+// hostMemory asks the system for memory beyond Go's heap, where a refusal is an error and not the end of the process.
+func hostMemory(bytes int) ([]byte, error) {
+	b, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		return nil, fmt.Errorf("take %d bytes of host memory for KV: %w", bytes, err)
+	}
+	return b, nil
+}
+
+// openDisk opens the files of a group: those of the first lie in the folder itself, those of a window in one of their own.
+func (e *Engine) openDisk(g, slots int) error {
+	i, dir, window := &e.info, e.cfg.DiskKVDir, ""
+	if g > 0 {
+		tokens := i.Windows[g-1].Tokens
+		dir, window = filepath.Join(dir, fmt.Sprintf("window-%d", tokens)), fmt.Sprintf(", window %d", tokens)
+	}
+	if slots == 0 {
+		return fmt.Errorf("%d bytes on disk hold no KV block of each group of layers; one of group %d has %d bytes", e.cfg.DiskKVBytes, g, e.tiers.block[g])
+	}
 	files, kept, discarded, err := kvdisk.Open(kvdisk.Options{
-		Dir: e.cfg.DiskKVDir, Bytes: e.cfg.DiskKVBytes, Tokens: i.TokensPerBlock, Block: t.block[0],
-		Identity: fmt.Sprintf("model %s, %s, %d layers, %d heads of %d, rope %s, numerics %s", i.ModelHash, i.KVType, i.Layers, i.KVHeads, i.HeadSize, i.RoPE, i.Numerics),
+		Dir: dir, Slots: slots, Tokens: i.TokensPerBlock, Block: e.tiers.block[g],
+		Identity: fmt.Sprintf("model %s, %s, %d layers, %d heads of %d, rope %s, numerics %s%s", i.ModelHash, i.KVType, i.Layers, i.KVHeads, i.HeadSize, i.RoPE, i.Numerics, window),
 	})
 	if err != nil {
 		return err
 	}
-	t.disk = files
+	e.tiers.disk = append(e.tiers.disk, files)
 	if discarded != "" {
-		e.cfg.Logger.Warn("what the disk kept of KV is discarded", "dir", e.cfg.DiskKVDir, "why", discarded)
+		e.cfg.Logger.Warn("what the disk kept of KV is discarded", "dir", dir, "why", discarded)
 	}
-	used := e.pool.AddTier(kvevent.Disk, files.Slots(), kept)
-	e.cfg.Logger.Info("kv on disk", "dir", e.cfg.DiskKVDir, "blocks", files.Slots(), "kept", used)
+	used := e.pool.Group(g).AddTier(kvevent.Disk, slots, kept)
+	e.cfg.Logger.Info("kv on disk", "dir", dir, "blocks", slots, "kept", used)
 	return nil
 }
 
@@ -90,16 +139,18 @@ func (e *Engine) offload() {
 			e.store(m, e.tiers.slot(m), func() error { return nil })
 		}
 	}
-	if e.tiers.disk == nil || e.cfg.Now() < e.tiers.diskAfterNS {
+	if e.cfg.Now() < e.tiers.diskAfterNS {
 		return
 	}
-	for e.tiers.running(0, kvevent.Disk) < maxOffloads {
-		m, ok := e.pool.NextOffload(kvevent.Disk)
-		if !ok {
-			break
+	for g, files := range e.tiers.disk {
+		for e.tiers.running(g, kvevent.Disk) < maxOffloads {
+			m, ok := e.pool.Group(g).NextOffload(kvevent.Disk)
+			if !ok {
+				break
+			}
+			keep, data := e.pool.Group(g).Keep(m), make([]byte, e.tiers.block[g])
+			e.store(m, data, func() error { return files.Write(keep, data) })
 		}
-		keep, data := e.pool.Keep(m), make([]byte, e.tiers.block[0])
-		e.store(m, data, func() error { return e.tiers.disk.Write(keep, data) })
 	}
 }
 
@@ -148,7 +199,7 @@ func (e *Engine) onboard(s *Sequence) {
 		if m.Tier == kvevent.Host {
 			copies[i] = e.b.CopyIn(e.whole(m), e.tiers.slot(m))
 		} else {
-			keeps[i] = e.pool.Keep(m)
+			keeps[i] = e.pool.Group(m.Group).Keep(m)
 		}
 	}
 	loads := s.q.Loads
@@ -187,16 +238,16 @@ func (e *Engine) onboard(s *Sequence) {
 
 // read begins the copy of a block of the disk.
 func (e *Engine) read(m kv.Move, k kv.Kept) (*backend.Copy, error) {
-	data := make([]byte, e.tiers.block[0])
-	if err := e.tiers.disk.Read(k, data); err != nil {
+	data := make([]byte, e.tiers.block[m.Group])
+	if err := e.tiers.disk[m.Group].Read(k, data); err != nil {
 		return nil, err
 	}
 	return e.b.CopyIn(e.whole(m), data), nil
 }
 
-// closeTiers waits, at the end of Run, for the copies between the tiers: they name blocks and memory.
-func (e *Engine) closeTiers() {
-	e.timer.Reset(stopWait)
+// closeTiers waits, at the end of loop, for the copies between the tiers: they name blocks and memory.
+func (e *Engine) closeTiers(wait time.Duration) {
+	e.timer.Reset(wait)
 	for len(e.tiers.out)+len(e.tiers.in) > 0 {
 		select {
 		case <-e.commands.wake:
@@ -204,10 +255,22 @@ func (e *Engine) closeTiers() {
 				command()
 			}
 		case <-e.timer.C:
-			return
+			return // memory and files stay with the copies, until the process ends
 		}
 	}
-	if e.tiers.disk != nil {
-		e.tiers.disk.Close()
+	e.tiers.close()
+}
+
+// close gives memory and files back, which no copy uses.
+func (t *tiers) close() {
+	for g, b := range t.host {
+		if b != nil {
+			_ = unix.Munmap(b) // it was mapped so
+			t.host[g] = nil
+		}
 	}
+	for _, files := range t.disk {
+		files.Close()
+	}
+	t.disk = nil
 }

@@ -3,9 +3,13 @@ package engine
 import (
 	"errors"
 	"math/rand/v2"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/sim"
@@ -67,21 +71,39 @@ func TestAHostTierServesAWorkingSetOfTwiceTheDevice(t *testing.T) {
 	}
 }
 
+func TestHostMemoryThatIsRefusedIsAnErrorAtTheStart(t *testing.T) {
+	dev, err := sim.New(sim.Config{TokensPerBlock: 1 << 14, KVBlocks: 4, ContextLen: 1 << 14, Now: clock()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	const more = 1 << 48 // than any process can address
+	_, err = New(Config{Now: clock(), PrefixReuse: true, HostKVBytes: more}, dev)
+	if !errors.Is(err, unix.ENOMEM) || !strings.Contains(err.Error(), "bytes of host memory for KV") {
+		t.Errorf("%v, want one that says what was refused", err)
+	}
+	e, err := New(Config{Now: clock(), PrefixReuse: true, HostKVBytes: 64 << 20}, dev)
+	if err != nil || len(e.tiers.host[0]) == 0 {
+		t.Fatalf("%v, want host memory", err)
+	}
+	e.tiers.close()
+}
+
 // failingCopies is a device whose copies can fail.
 type failingCopies struct {
 	backend.Backend
-	in, out bool
+	in, out atomic.Bool
 }
 
 func (f *failingCopies) CopyIn(regions []backend.Region, src []byte) *backend.Copy {
-	if f.in {
+	if f.in.Load() {
 		return failed()
 	}
 	return f.Backend.CopyIn(regions, src)
 }
 
 func (f *failingCopies) CopyOut(regions []backend.Region, dst []byte) *backend.Copy {
-	if f.out {
+	if f.out.Load() {
 		return failed()
 	}
 	return f.Backend.CopyOut(regions, dst)
@@ -106,13 +128,14 @@ func TestAFailedLoadIsComputed(t *testing.T) {
 		first := r.run(request(24, 1, 6))
 		time.Sleep(time.Millisecond) // copied to the host
 		r.run(request(40, 2, 20))    // evicts it
-		broken.in = true
+		broken.in.Store(true)
 		again := r.run(request(24, 1, 6))
 		sameText(t, "after a failed load", again.ids, first.ids)
 		if s := r.pool.Stats(); s.Host.Stored == 0 || s.Loaded != 0 || again.done.Report.CachedTokens >= 20 {
 			t.Errorf("%d blocks offloaded, %d loaded, %d tokens cached", s.Host.Stored, s.Loaded, again.done.Report.CachedTokens)
 		}
-		broken.in, broken.out = false, true
+		broken.in.Store(false)
+		broken.out.Store(true)
 		r.run(request(40, 3, 20))
 		synctest.Wait()
 		if err := r.Check(); err != nil {

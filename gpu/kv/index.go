@@ -230,12 +230,14 @@ func (p *Pool) checkLists() error {
 		seen[id] = true
 	}
 	n := 0
-	for id := p.cached.oldest; id != none; id = p.cached.next[id] {
-		if seen[id] || n > p.cached.n {
-			return fmt.Errorf("kv: block %d is twice in the lists", id)
+	for class := range p.cached.lists {
+		for id := p.cached.lists[class].oldest; id != none; id = p.cached.lists[class].next[id] {
+			if seen[id] || n > p.cached.n || int(p.cached.class[id]) != class {
+				return fmt.Errorf("kv: block %d is twice in the lists, or in one of another class", id)
+			}
+			seen[id] = true
+			n++
 		}
-		seen[id] = true
-		n++
 	}
 	if n != p.cached.n {
 		return fmt.Errorf("kv: %d blocks in the list of cached ones, the books say %d", n, p.cached.n)

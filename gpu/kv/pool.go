@@ -34,6 +34,7 @@ type block struct {
 	refs, leases int32
 	indexed      bool
 	queued       uint8 // bit i: for the tier below[i]
+	class        uint8 // of the content, once it has a name; see shelves
 	sibling      int32
 	content
 }
@@ -96,13 +97,14 @@ type Pool struct {
 	free         []int32
 	index        map[blockhash.Hash]int32
 	children     map[uint64][]int32 // serial of a content -> indexed blocks whose parent it is
-	cached       lru
+	cached       shelves
 	used, leased int
 	serial       uint64
 	below        []*below  // the tiers below the device, the fastest first
 	windows      []*window // nil: all layers see everything
 	windowPools  []*Pool   // those of windows
 	group        int       // 0, i+1 for window number i of another pool
+	of           *Pool     // of a window: that pool
 	// Of a window: blocks that its sequences may take when they slide on, since what they let go of is held by others, too.
 	promised int
 	events   Events
@@ -191,7 +193,7 @@ func New(blocks, perBlock int, root blockhash.Hash, events Events) *Pool {
 	p := &Pool{
 		perBlock: perBlock, root: root, events: events,
 		blocks: make([]block, blocks), free: make([]int32, blocks),
-		index: make(map[blockhash.Hash]int32), children: make(map[uint64][]int32), cached: newLRU(blocks),
+		index: make(map[blockhash.Hash]int32), children: make(map[uint64][]int32), cached: newShelves(blocks),
 	}
 	for i := range p.free {
 		p.free[i] = int32(blocks - 1 - i) // the first block is handed out first
@@ -218,7 +220,7 @@ func (p *Pool) Missed() int64 { return p.totals.Missed }
 // Available is the number of blocks that Alloc can hand out: free and cached ones.
 func (p *Pool) Available() int { return len(p.free) + p.cached.n - p.promised }
 
-// Alloc appends n empty blocks to dst, each held once, evicting the longest unused cached ones when free ones run out.
+// Alloc appends n empty blocks to dst, each held once, evicting the longest unused cached ones, in the order of shelves, when free ones run out.
 // With fewer than n available it changes nothing and returns false.
 func (p *Pool) Alloc(dst []int32, n int) ([]int32, bool) {
 	if p.Available() < n {
@@ -227,11 +229,11 @@ func (p *Pool) Alloc(dst []int32, n int) ([]int32, bool) {
 	for range n {
 		if len(p.free) == 0 {
 			p.totals.Evicted++
-			p.forget(p.cached.oldest)
+			p.forget(p.cached.next())
 		}
 		id := p.free[len(p.free)-1]
 		p.free = p.free[:len(p.free)-1]
-		p.blocks[id].refs = 1
+		p.blocks[id].refs, p.blocks[id].class = 1, 0
 		p.used++
 		dst = append(dst, id)
 	}
@@ -250,6 +252,23 @@ func (p *Pool) Blocks(tokens int) int { return (tokens + p.perBlock - 1) / p.per
 func (p *Pool) Retain(blocks []int32) {
 	for _, id := range blocks {
 		p.hold(id)
+	}
+}
+
+// Prefer says that a request of a priority uses the blocks that it holds: content of a higher one stays cached longer, and what is
+// pinned longer than all that is not. Of several requests the highest counts.
+func (p *Pool) Prefer(blocks []int32, priority int, pin bool) {
+	class := classOf(priority, pin)
+	for _, id := range blocks {
+		b := &p.blocks[id]
+		b.class = max(b.class, class)
+	}
+}
+
+// PreferColumns does so for what columns hold.
+func (p *Pool) PreferColumns(columns []Column, priority int, pin bool) {
+	for i := range columns {
+		columns[i].Held(func(blocks []int32) { p.windows[i].Prefer(blocks, priority, pin) })
 	}
 }
 
@@ -340,7 +359,7 @@ func (p *Pool) promise(n int) {
 // drop takes in a block that nobody holds any more.
 func (p *Pool) drop(id int32) {
 	if p.blocks[id].indexed {
-		p.cached.add(id)
+		p.cached.add(id, p.blocks[id].class)
 		p.enqueue(id)
 	} else {
 		p.totals.Freed++

@@ -131,6 +131,94 @@ func TestTheLongestUnusedIsEvictedEndFirst(t *testing.T) {
 	check(t, p, Stats{Max: 4, Used: 4})
 }
 
+// leave has a request of four tokens, two blocks, leave them in the pool.
+func leave(t *testing.T, p *Pool, seed int32, priority int, pin bool) {
+	t.Helper()
+	g, _, ok := acquire(p, tokens(4, seed), 4, 4, 0)
+	if !ok {
+		t.Fatal("no room")
+	}
+	p.Publish(Prefix{}, tokens(4, seed), g, nil, 2)
+	p.Prefer(g, priority, pin)
+	p.Release(g)
+}
+
+// found is how many blocks of what leave left are there; they are the newest then.
+func found(p *Pool, seed int32) int {
+	got, _ := p.Match(nil, tokens(4, seed), 4)
+	p.Release(got)
+	return len(got)
+}
+
+// TestContentOfMorePriorityStaysLonger, but not for ever, and the highest priority of those who used it counts.
+func TestContentOfMorePriorityStaysLonger(t *testing.T) {
+	const blocks = 8
+	p := New(blocks, 2, 1, Events{})
+	use := func(seed int32, priority int) { leave(t, p, seed, priority, false) }
+	has := func(seed int32, want bool) {
+		t.Helper()
+		if n := found(p, seed); (n == 2) != want {
+			t.Errorf("prompt %d: %d blocks are here, want them all %v", seed, n, want)
+		}
+	}
+	use(1, 1)
+	use(2, 0)
+	use(3, -1)
+	use(4, 0)
+	use(5, 0) // takes the place of 3, though that was used after 1 and 2
+	for seed, want := range map[int32]bool{1: true, 3: false, 4: true, 5: true} {
+		has(seed, want)
+	}
+	use(3, -1)
+	use(3, 0) // now as good as others
+	use(6, -1)
+	use(7, 0)
+	has(3, true)
+	has(6, false)
+	for seed := range int32(stay * blocks) {
+		use(100+seed, 0)
+	}
+	has(1, false)
+	if err := p.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPinnedContentOutlivesAllOther, but takes at most half of the pool, and no room that is needed.
+func TestPinnedContentOutlivesAllOther(t *testing.T) {
+	const blocks = 8
+	p := New(blocks, 2, 1, Events{})
+	use := func(seed int32, pin bool) { leave(t, p, seed, 0, pin) }
+	has := func(seed int32, want int) {
+		t.Helper()
+		if n := found(p, seed); n != want {
+			t.Errorf("prompt %d: %d blocks are here, want %d", seed, n, want)
+		}
+	}
+	use(1, true)
+	for seed := range int32(10 * stay * blocks) {
+		use(100+seed, false)
+	}
+	has(1, 2)
+	use(2, true)
+	use(3, true) // more than half: 1 loses its pins
+	for seed := range int32(2 * blocks) {
+		use(100+seed, false)
+	}
+	has(1, 0)
+	has(2, 2)
+	has(3, 2)
+	if held, ok := p.Alloc(nil, blocks); !ok || len(held) != blocks {
+		t.Errorf("%d blocks where all are wanted", len(held))
+	} else {
+		p.Release(held)
+	}
+	has(2, 0)
+	if err := p.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestAcquireChangesNothingWhenItFails(t *testing.T) {
 	p := New(6, 4, 1, Events{})
 	p.Release(filled(t, p, tokens(16, 1)))
@@ -318,6 +406,7 @@ func TestRandomOperationsAgainstAModel(t *testing.T) {
 				if toks := m.tokens[&m.held[i][0]]; rng.IntN(2) == 0 {
 					p.PublishTail(m.at[&m.held[i][0]], toks, m.held[i])
 				}
+				p.Prefer(m.held[i], rng.IntN(3)-1, rng.IntN(4) == 0)
 				p.Release(m.held[i])
 				m.held = m.drop(m.held, i, m.refs)
 			case op < 8 && len(m.held) > 0:

@@ -56,7 +56,7 @@ type Kept struct {
 }
 
 // AddTier gives the pool so many slots of a tier, host before disk, some of which may hold something from an earlier life. It
-// must be called before the pool is used. It returns how many of these are of use: a block whose parent is lost is not.
+// must be called before the pool is used; of a window, after the same tier of the pool that it belongs to. It returns how many of these are of use: a block whose parent is lost is not.
 func (p *Pool) AddTier(tier kvevent.Tier, slots int, kept []Kept) int {
 	t := &below{tier: tier, slots: make([]slot, slots), index: make(map[blockhash.Hash]int32), order: newLRU(slots)}
 	p.below = append(p.below, t)
@@ -69,17 +69,26 @@ func (p *Pool) AddTier(tier kvevent.Tier, slots int, kept []Kept) int {
 	return used
 }
 
-// restore takes in what a tier has kept: parents first, and into the order of use so that children go first.
+// restore takes in what a tier has kept: parents first, and into the order of use so that children go first. A window's block
+// follows a content of the pool that it belongs to.
 func (p *Pool) restore(t *below, kept []Kept) int {
 	slices.SortFunc(kept, func(a, b Kept) int { return cmp.Compare(a.Serial, b.Serial) })
 	newest := map[uint64]uint64{} // content -> the highest serial of those that follow it
+	follows := func(serial uint64) bool { _, ok := newest[serial]; return ok }
+	if p.of != nil {
+		follows = p.of.serials(t.tier)
+	}
 	good := kept[:0]
 	for _, k := range kept {
-		p.serial = max(p.serial, k.Serial, k.ParentSerial)
-		_, follows := newest[k.ParentSerial]
+		p.serial = max(p.serial, k.Serial)
+		if p.of == nil {
+			p.serial = max(p.serial, k.ParentSerial)
+		} else {
+			p.of.serial = max(p.of.serial, k.ParentSerial)
+		}
 		_, twice := t.index[k.Hash]
 		begins := k.ParentSerial == 0 && k.ParentHash == p.root
-		if twice || !(follows || begins) || len(k.Tokens) != p.perBlock || blockhash.Chain(k.ParentHash, k.Tokens) != k.Hash {
+		if twice || !(begins || follows(k.ParentSerial)) || len(k.Tokens) != p.perBlock || blockhash.Chain(k.ParentHash, k.Tokens) != k.Hash {
 			continue
 		}
 		newest[k.Serial] = k.Serial
@@ -88,8 +97,10 @@ func (p *Pool) restore(t *below, kept []Kept) int {
 		good = append(good, k)
 		p.tellStored(&t.slots[k.Slot].content, t.tier)
 	}
-	for _, k := range slices.Backward(good) { // children first
-		newest[k.ParentSerial] = max(newest[k.ParentSerial], newest[k.Serial])
+	if p.of == nil {
+		for _, k := range slices.Backward(good) { // children first
+			newest[k.ParentSerial] = max(newest[k.ParentSerial], newest[k.Serial])
+		}
 	}
 	slices.SortStableFunc(good, func(a, b Kept) int {
 		return cmp.Or(cmp.Compare(newest[a.Serial], newest[b.Serial]), cmp.Compare(b.Serial, a.Serial))
@@ -98,6 +109,17 @@ func (p *Pool) restore(t *below, kept []Kept) int {
 		t.order.add(k.Slot)
 	}
 	return len(good)
+}
+
+// serials tells of which contents a tier has kept the blocks.
+func (p *Pool) serials(tier kvevent.Tier) func(serial uint64) bool {
+	has := map[uint64]bool{}
+	for _, t := range p.below {
+		for i := 0; t.tier == tier && i < len(t.slots); i++ {
+			has[t.slots[i].serial] = true
+		}
+	}
+	return func(serial uint64) bool { return serial != 0 && has[serial] }
 }
 
 // Keep describes what the slot of a move of NextOffload is to hold.

@@ -37,7 +37,7 @@ func FirstBlock(window, tokens, perBlock int) int {
 // steps in flight may hold.
 func (p *Pool) AddWindow(tokens, blocks, ahead int) {
 	w := &window{Pool: New(blocks, p.perBlock, p.root, Events{}), tokens: tokens, ahead: ahead}
-	w.group = len(p.windows) + 1
+	w.group, w.of = len(p.windows)+1, p
 	p.windows, p.windowPools = append(p.windows, w), append(p.windowPools, w.Pool)
 }
 
@@ -94,14 +94,13 @@ func (p *Pool) known(tokens []int32, limit int) []link {
 	for want := min(limit, len(tokens)) / p.perBlock; at.n < want; at.n++ {
 		part := p.blockTokens(tokens, at.n)
 		l := link{blockhash.Chain(at.hash, part), at.serial}
-		id, ok := int32(none), false
 		if device {
-			if id, ok = p.find(l.hash, at.serial, part); ok {
+			var id int32
+			if id, device = p.find(l.hash, at.serial, part); device {
 				at.serial = p.blocks[id].serial
 			}
 		}
-		if !ok {
-			device = false
+		if !device {
 			t, slot := p.findBelow(l.hash, at.serial, part)
 			if t == nil {
 				break

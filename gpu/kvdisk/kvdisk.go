@@ -43,10 +43,10 @@ var ErrInUse = errors.New("kvdisk: folder is in use by another process")
 // Options of a folder of blocks.
 type Options struct {
 	Dir      string
-	Bytes    int64  // of all blocks
+	Slots    int    // blocks that are kept, at least 1
 	Identity string // of model and numerics: what was written under another one is discarded
 	Tokens   int    // of a block
-	Block    int    // bytes of a block
+	Block    int    // bytes of a block; 0: entries alone are kept
 }
 
 // Files are the open files. Read and Write may be called by several goroutines at once, for different slots.
@@ -55,15 +55,14 @@ type Files struct {
 	lock   *os.File
 	index  *os.File
 	blocks *os.File
-	slots  int
 }
 
 // Open opens or makes the files of a folder and gives what they hold. discarded says why what they held before cannot be used;
 // empty: it can, or there was nothing.
 func Open(o Options) (f *Files, kept []kv.Kept, discarded string, err error) {
-	f = &Files{o: o, slots: int(o.Bytes / int64(o.Block))}
-	if f.slots < 1 {
-		return nil, nil, "", fmt.Errorf("kvdisk: %d bytes hold no KV block of %d bytes", o.Bytes, o.Block)
+	f = &Files{o: o}
+	if o.Slots < 1 {
+		return nil, nil, "", fmt.Errorf("kvdisk: %d blocks, want at least 1", o.Slots)
 	}
 	if len(o.Identity) > pageBytes-pageHead {
 		return nil, nil, "", fmt.Errorf("kvdisk: identity of %d bytes, at most %d are kept", len(o.Identity), pageBytes-pageHead)
@@ -103,9 +102,6 @@ func (f *Files) file(name string) (*os.File, error) {
 	}
 	return x, nil
 }
-
-// Slots is how many blocks the files hold.
-func (f *Files) Slots() int { return f.slots }
 
 // Close closes the files; the folder may then be opened again.
 func (f *Files) Close() {
@@ -175,8 +171,8 @@ func (f *Files) check(b []byte) string {
 
 // entries reads the index. Slots beyond the size that is wanted now are cut off.
 func (f *Files) entries() ([]kv.Kept, error) {
-	end := int64(pageBytes) + int64(f.slots)*int64(f.entryBytes())
-	if err := errors.Join(cut(f.index, end), cut(f.blocks, int64(f.slots)*int64(f.o.Block))); err != nil {
+	end := int64(pageBytes) + int64(f.o.Slots)*int64(f.entryBytes())
+	if err := errors.Join(cut(f.index, end), cut(f.blocks, int64(f.o.Slots)*int64(f.o.Block))); err != nil {
 		return nil, err
 	}
 	b, err := io.ReadAll(io.NewSectionReader(f.index, pageBytes, end-pageBytes))

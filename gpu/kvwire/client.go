@@ -88,7 +88,9 @@ func (c *Client) Open(ctx context.Context, addr string, id int64) (*Transfer, er
 			return nil, fmt.Errorf("open kv stream to %s: %w", addr, err)
 		}
 	}
-	return &Transfer{c: c, l: l, addr: addr, id: id, from: c.hold(ctx, addr, l)}, nil
+	t := &Transfer{c: c, l: l, addr: addr, id: id, from: c.hold(ctx, addr, l)}
+	t.ping()
+	return t, nil
 }
 
 // kept gives a living idle connection, newest first, and closes those that are dead.

@@ -135,6 +135,9 @@ func (c *cache) check(t *testing.T, from, to int) {
 	}
 }
 
+// patient is for real time, in which a peer that is there may wait for a processor.
+var patient = Timing{Lost: time.Minute, Idle: time.Minute, Handshake: time.Minute}
+
 // pair is a server and a client of it over in-memory connections, so that time is the bubble's.
 type pair struct {
 	server *Server

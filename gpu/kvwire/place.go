@@ -201,22 +201,7 @@ func (n *session) notifyPart(ctx context.Context, o *Offer, part infer.Span) err
 	for _, b := range blocks {
 		payload = binary.LittleEndian.AppendUint32(payload, uint32(b))
 	}
-	t0 := n.s.o.Now()
-	if err := n.l.send(headerOf(TypeWritten, o.id, part, n.s.o.Hello), payload); err != nil {
-		_ = n.l.conn.Close() // half a frame may be out: nothing can follow it
-		return err
-	}
-	t1 := n.s.o.Now()
-	o.note(func(r *Report) {
-		if r.StartNS == 0 {
-			r.StartNS = t0
-		}
-		r.Bytes += int64(spanBytes(n.s.o.Hello, part))
-		r.Frames++
-		r.WireNS += t1 - t0
-		r.LastByteNS = t1
-	})
-	return nil
+	return n.sendSpan(o, TypeWritten, part, payload)
 }
 
 // spanBlocks is the number of blocks that hold a span's tokens.

@@ -27,8 +27,10 @@ func newRoom(blocks, tokensPerBlock int) *room {
 // Lease waits until the KV of so many tokens may wait for a receiver. The export that it gives back frees the room when
 // it is released; begin makes the export once there is room.
 func (s *Server) Lease(ctx context.Context, tokens int, begin func() (Export, error)) (Export, error) {
-	// A prompt of more than half of the blocks waits until no other lease is held, and then may have them.
-	n := min(int64((tokens+s.room.block-1)/s.room.block), s.room.limit)
+	// A prompt of more than half of the blocks waits until no other lease is held, and then may have them: not for long, since a
+	// prefill may wait for the rest (session.claim).
+	blocks := int64((tokens + s.room.block - 1) / s.room.block)
+	n := min(blocks, s.room.limit)
 	if err := s.room.all.Acquire(ctx, n); err != nil {
 		return nil, fmt.Errorf("wait for room for a lease of %d tokens: %w", tokens, err)
 	}
@@ -37,12 +39,13 @@ func (s *Server) Lease(ctx context.Context, tokens int, begin func() (Export, er
 		s.room.all.Release(n)
 		return nil, err
 	}
-	return &leased{Export: x, free: sync.OnceFunc(func() { s.room.all.Release(n) })}, nil
+	return &leased{Export: x, most: blocks > n, free: sync.OnceFunc(func() { s.room.all.Release(n) })}, nil
 }
 
 // leased is an export that holds room.
 type leased struct {
 	Export
+	most bool // of the blocks: more than leases may hold
 	free func()
 }
 

@@ -7,10 +7,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"time"
-
-	"meridian.internal/shared/infer"
 )
 
 // session is one connection on the sending side. Its goroutine reads; deliver runs beside it while a request is pending.
@@ -38,8 +37,9 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 		return
 	}
 	err := n.loop(ctx)
+	unused := n.cancel == nil && errors.Is(err, os.ErrDeadlineExceeded)
 	n.drop(fmt.Errorf("%w: %w", ErrReceiverLost, err))
-	if ctx.Err() == nil && !errors.Is(err, io.EOF) {
+	if ctx.Err() == nil && !unused && !errors.Is(err, io.EOF) {
 		s.o.Logger.Info("kv connection ended", "peer", n.name, "error", err)
 	}
 }
@@ -198,7 +198,8 @@ func parseIDs(b []byte) []int32 {
 // maxPending bounds how long a receiver can hold a lease, whatever it says.
 const maxPending = 10 * time.Minute
 
-// claim holds the lease of an id for as long as the connection is heard.
+// claim holds the lease of an id for as long as the connection is heard. One of most of the blocks it holds for the lease time only:
+// the place that its receiver waits for may be held by a request whose prefill waits for these blocks.
 func (n *session) claim(ctx context.Context, id int64) error {
 	n.s.mu.Lock()
 	o := n.s.offers[id]
@@ -209,10 +210,13 @@ func (n *session) claim(ctx context.Context, id int64) error {
 		return n.l.sendJSON(TypeError, id, Fault{Message: fmt.Sprintf("request %d: no lease is waiting here", id)})
 	}
 	n.offer, n.cancel, n.ended, n.sent = o, cancel, make(chan struct{}), nil
-	ended := n.ended
+	ended, limit := n.ended, maxPending
+	if x, ok := o.export.(*leased); ok && x.most {
+		limit = n.s.lease
+	}
 	n.s.wg.Go(func() {
 		defer close(ended)
-		limited, done := context.WithTimeout(sub, maxPending)
+		limited, done := context.WithTimeout(sub, limit)
 		defer done()
 		<-limited.Done() // no pings: the receiver reads nothing before it has asked
 		switch {
@@ -339,103 +343,5 @@ func (n *session) report(ctx context.Context, id int64, err error) {
 	}
 	if serr := n.l.sendJSON(TypeError, id, Fault{Message: err.Error()}); serr != nil {
 		_ = n.l.conn.Close() // the reading goroutine ends with it
-	}
-}
-
-// stream sends every span that the receiver lacks, then the trailer.
-func (n *session) stream(ctx context.Context, o *Offer, w Want) error {
-	var buf []byte
-	top := w.TokenFrom
-	for {
-		span, err := o.export.NextSpan(ctx)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return fmt.Errorf("kv of request %d: %w", o.id, err)
-		}
-		span.TokenFrom = max(span.TokenFrom, w.TokenFrom)
-		top = max(top, span.TokenTo)
-		if w.InPlace {
-			if err := n.notify(ctx, o, span); err != nil {
-				return err
-			}
-			continue
-		}
-		for _, part := range split(span, n.s.o.Hello) {
-			if err := ctx.Err(); err != nil {
-				return context.Cause(ctx)
-			}
-			if buf, err = n.sendPart(ctx, o, part, buf); err != nil {
-				return err
-			}
-		}
-	}
-	o.note(func(r *Report) { r.Tokens, r.TokensHeld = top-w.TokenFrom, w.TokenFrom })
-	t, err := o.wait(ctx)
-	if err != nil {
-		return err
-	}
-	return n.l.sendJSON(TypeTrailer, o.id, t)
-}
-
-func (n *session) sendPart(ctx context.Context, o *Offer, part infer.Span, buf []byte) ([]byte, error) {
-	size := spanBytes(n.s.o.Hello, part)
-	if cap(buf) < size {
-		buf = make([]byte, size)
-	}
-	buf = buf[:size]
-	t0 := n.s.o.Now()
-	// Not cancelled in the middle: the copy in flight ends before the blocks are freed.
-	if err := o.export.Read(context.WithoutCancel(ctx), part, buf); err != nil {
-		return buf, fmt.Errorf("read kv of request %d: %w", o.id, err)
-	}
-	t1 := n.s.o.Now()
-	if err := n.l.send(headerOf(TypeKV, o.id, part, n.s.o.Hello), buf); err != nil {
-		_ = n.l.conn.Close() // half a frame may be out: nothing can follow it
-		return buf, err
-	}
-	t2 := n.s.o.Now()
-	o.note(func(r *Report) {
-		if r.StartNS == 0 {
-			r.StartNS = t1
-		}
-		r.Bytes += int64(size)
-		r.Frames++
-		r.InstallNS += t1 - t0
-		r.WireNS += t2 - t1
-		r.LastByteNS = t2
-	})
-	return buf, nil
-}
-
-// split cuts a span into parts near frameGoal: by layers first, then by whole blocks, then by tokens.
-func split(s infer.Span, h Hello) []infer.Span {
-	var out []infer.Span
-	tokens := s.TokenTo - s.TokenFrom
-	if tokens <= 0 {
-		return nil
-	}
-	layers := max(1, frameGoal/(tokens*h.tokenBytes(1)))
-	step := max(1, frameGoal/h.tokenBytes(1))
-	if step > h.TokensPerBlock {
-		step = step / h.TokensPerBlock * h.TokensPerBlock
-	}
-	for l := s.LayerFrom; l < s.LayerTo; l += layers {
-		to := min(l+layers, s.LayerTo)
-		for t := s.TokenFrom; t < s.TokenTo; {
-			end := min((t+step)/step*step, s.TokenTo) // on multiples of step, so that blocks stay whole
-			out = append(out, infer.Span{LayerFrom: l, LayerTo: to, TokenFrom: t, TokenTo: end})
-			t = end
-		}
-	}
-	return out
-}
-
-// headerOf is the header of a frame about a span.
-func headerOf(t Type, id int64, s infer.Span, h Hello) Header {
-	return Header{
-		Type: t, Request: id, HeadTo: uint16(h.KVHeads), LayerFrom: uint16(s.LayerFrom), LayerTo: uint16(s.LayerTo),
-		TokenFrom: uint32(s.TokenFrom), TokenTo: uint32(s.TokenTo),
 	}
 }

@@ -68,6 +68,8 @@ func TestKVTravelsOverMutualTLS(t *testing.T) {
 	h := hello("f32", 16)
 	p := start(t, h, h)
 	defer p.stop()
+	p.server.o.Timing, p.client.o.Timing = patient.withDefaults(), patient.withDefaults()
+	p.server.lease = time.Minute
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +98,7 @@ func TestKVTravelsOverMutualTLS(t *testing.T) {
 		o := p.offer(t, id, newPrefill(h, 100).run(30))
 		defer o.Withdraw()
 		o.Ready(someTrailer)
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		c := &cache{h: h, got: map[infer.Span][]byte{}}
 		_, _, err := p.fetch(ctx, id, 0, 100, c)

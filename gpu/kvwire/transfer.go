@@ -28,7 +28,7 @@ type Transfer struct {
 	addr   string
 	id     int64
 	from   *mapping           // the sender's KV; nil: it comes by the connection
-	stop   context.CancelFunc // of the pings; nil before the first claim or request
+	stop   context.CancelFunc // of the pings
 	pinged chan struct{}
 	report Report
 	lent   bool // a peer's cached blocks, not a prefill's
@@ -76,24 +76,23 @@ func (t *Transfer) ask(ctx context.Context, send func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if t.stop == nil {
-		// The pings outlive ctx: Close ends them. They say that the connection is wanted, not that this call runs.
-		sub, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		t.stop, t.pinged = cancel, make(chan struct{})
-		go func() {
-			defer close(t.pinged)
-			t.l.ping(sub, t.c.o.Timing.Ping)
-		}()
-	}
 	return send()
+}
+
+// ping says from now until Close that the connection is wanted: what the transfer is for may be asked long after it was opened.
+func (t *Transfer) ping() {
+	ctx, cancel := context.WithCancel(context.Background())
+	t.stop, t.pinged = cancel, make(chan struct{})
+	go func() {
+		defer close(t.pinged)
+		t.l.ping(ctx, t.c.o.Timing.Ping)
+	}()
 }
 
 // Close ends the transfer. The connection is kept after an acknowledged one; otherwise the sender is told and it is closed.
 func (t *Transfer) Close() {
-	if t.stop != nil {
-		t.stop()
-		<-t.pinged
-	}
+	t.stop()
+	<-t.pinged
 	if t.from != nil {
 		t.c.release(t.from)
 		t.from = nil

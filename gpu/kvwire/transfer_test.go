@@ -140,25 +140,35 @@ func TestAnOfferEndsWithAReason(t *testing.T) {
 }
 
 func TestAVanishedPeerIsNoticedByItsSilence(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := start(t, hello("f32", 16), hello("f32", 16))
-		defer p.stop()
-		p.client.o.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
-			c, err := p.ln.dial(ctx, addr)
-			return &mute{Conn: c, at: time.Now().Add(2 * time.Second)}, err
-		}
-		x := newPrefill(p.server.o.Hello, 64)
-		o := p.offer(t, 1, x)
-		began := time.Now()
-		_, _, err := p.fetch(t.Context(), 1, 0, 64, &cache{got: map[infer.Span][]byte{}})
-		if took := time.Since(began); err == nil || took > 4*time.Second {
-			t.Errorf("the receiver saw %v after %s", err, took)
-		}
-		<-o.Done()
-		if took := time.Since(began); took > 4*time.Second {
-			t.Errorf("the sender noticed after %s", took)
-		}
-	})
+	for _, vanished := range []string{"the receiver", "the sender", "both"} {
+		synctest.Test(t, func(t *testing.T) {
+			p := start(t, hello("f32", 16), hello("f32", 16))
+			defer p.stop()
+			at := time.Now().Add(2 * time.Second)
+			p.client.o.Dial = func(context.Context, string) (net.Conn, error) {
+				a, b := net.Pipe()
+				if vanished != "the sender" {
+					a = &mute{Conn: a, at: at}
+				}
+				if vanished != "the receiver" {
+					b = &mute{Conn: b, at: at}
+				}
+				p.ln.conns <- b
+				return a, nil
+			}
+			x := newPrefill(p.server.o.Hello, 64)
+			o := p.offer(t, 1, x)
+			began := time.Now()
+			_, _, err := p.fetch(t.Context(), 1, 0, 64, &cache{got: map[infer.Span][]byte{}})
+			if took := time.Since(began); err == nil || took > 4*time.Second {
+				t.Errorf("%s vanished: the receiver saw %v after %s", vanished, err, took)
+			}
+			<-o.Done()
+			if took := time.Since(began); took > 4*time.Second {
+				t.Errorf("%s vanished: the sender noticed after %s", vanished, took)
+			}
+		})
+	}
 }
 
 // mute is a connection that loses everything after a time, without an end.
@@ -172,6 +182,20 @@ func (m *mute) Write(b []byte) (int, error) {
 		return len(b), nil
 	}
 	return m.Conn.Write(b)
+}
+
+// TestFramesOfAnotherProcessAreRefused: what another incarnation of the sender says on a connection is none of its business.
+func TestFramesOfAnotherProcessAreRefused(t *testing.T) {
+	h := hello("f32", 16)
+	tr := &Transfer{c: &Client{o: ClientOptions{Hello: h}}, l: &peerLink{link: &link{}, peer: h, peerEpoch: 7}, id: 3}
+	r := &receiver{t: tr, prompt: 100}
+	for _, kind := range []Type{TypePing, TypeTrailer, TypeError} {
+		for epoch, ok := range map[uint64]bool{7: true, 8: false, 0: false} {
+			if err := r.accept(Header{Type: kind, Request: 3, Epoch: epoch}); (err == nil) != ok || err != nil && !errors.Is(err, ErrFrame) {
+				t.Errorf("type %d of epoch %d on a connection of epoch 7: %v", kind, epoch, err)
+			}
+		}
+	}
 }
 
 func TestAnIncompatiblePairIsRefusedWithTheReason(t *testing.T) {
@@ -227,6 +251,79 @@ func TestAClaimHoldsTheLeaseUntilTheRequest(t *testing.T) {
 	})
 }
 
+// A receiver may wait long for room before it asks.
+func TestAConnectionIsKeptForARequestThatComesLate(t *testing.T) {
+	for name, ask := range map[string]func(context.Context, *Transfer) error{
+		"request": func(ctx context.Context, tr *Transfer) error { return tr.Request(ctx, 0, time.Minute) },
+		"fetch":   func(ctx context.Context, tr *Transfer) error { return tr.Fetch(ctx, make([]int32, 64), 0) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := start(t, hello("f32", 16), hello("f32", 16))
+			defer p.stop()
+			lending(p, 64)
+			tr, err := p.client.Open(t.Context(), "ctx0", 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tr.Close()
+			time.Sleep(time.Minute) // far beyond what an idle connection lives
+			if err := ask(t.Context(), tr); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if name == "request" {
+				p.offer(t, 1, newPrefill(p.server.o.Hello, 64).run(64)).Ready(someTrailer)
+			}
+			sink := &cache{h: p.client.o.Hello, got: map[infer.Span][]byte{}}
+			if _, err := tr.Receive(t.Context(), 64, sink); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			sink.check(t, 0, 64)
+		})
+	}
+}
+
+// TestAClaimOfMostOfTheBlocksEndsWithTheLease: of two nodes that serve both schedules each could hold what the other waits for.
+func TestAClaimOfMostOfTheBlocksEndsWithTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := start(t, hello("f32", 16), hello("f32", 16))
+		defer p.stop()
+		p.server.room = newRoom(8, 16)
+		for tokens, holds := range map[int]bool{64: true, 65: false} {
+			x, err := p.server.Lease(t.Context(), tokens, func() (Export, error) { return newPrefill(p.server.o.Hello, tokens).run(64), nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := p.offer(t, int64(tokens), x)
+			o.Ready(someTrailer)
+			tr, err := p.client.Open(t.Context(), "ctx0", int64(tokens))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := tr.Claim(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(p.server.lease + time.Second)
+			synctest.Wait()
+			select {
+			case <-o.Done():
+				if _, err := o.Result(); holds || !errors.Is(err, ErrReceiverLost) {
+					t.Errorf("%d tokens: the claim ended: %v", tokens, err)
+				}
+			default:
+				if !holds {
+					t.Errorf("%d tokens: the claim goes on though it holds most of the blocks", tokens)
+				}
+			}
+			tr.Close()
+			<-o.Done()
+			if !p.server.room.all.TryAcquire(4) {
+				t.Errorf("%d tokens: room is not back", tokens)
+			}
+			p.server.room.all.Release(4)
+		}
+	})
+}
+
 func TestConnectionsAreKeptAndServeOneTransferAfterAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := start(t, hello("f32", 16), hello("f32", 16))
@@ -245,20 +342,77 @@ func TestConnectionsAreKeptAndServeOneTransferAfterAnother(t *testing.T) {
 	})
 }
 
-func TestRandomBreaksHarmNoOtherTransfer(t *testing.T) {
-	r := rand.New(rand.NewPCG(3, 4))
-	log := slog.New(slog.DiscardHandler)
-	now := func() int64 { return time.Now().UnixNano() }
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+// remembering is a listener that tells of its connections.
+type remembering struct {
+	net.Listener
+	accepted chan net.Conn
+}
+
+func (r *remembering) Accept() (net.Conn, error) {
+	c, err := r.Listener.Accept()
+	if err == nil {
+		r.accepted <- c
+	}
+	return c, err
+}
+
+// startTCP serves on the loopback network.
+func startTCP(t *testing.T) (s *Server, c *Client, ln *remembering) {
+	t.Helper()
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Skip("no loopback network: " + err.Error())
 	}
-	h := hello("f32", 16)
-	s := NewServer(ServerOptions{Hello: h, Epoch: 7, Now: now, Logger: log, Lease: time.Minute})
+	ln = &remembering{tcp, make(chan net.Conn, 1000)}
+	log, h := slog.New(slog.DiscardHandler), hello("f32", 16)
+	now := func() int64 { return time.Now().UnixNano() }
+	s = NewServer(ServerOptions{Hello: h, Epoch: 7, Now: now, Logger: log, Lease: time.Minute, Timing: patient})
+	c = NewClient(ClientOptions{Hello: h, Epoch: 8, Now: now, Logger: log, Timing: patient})
 	ctx, cancel := context.WithCancel(t.Context())
-	var serving, work sync.WaitGroup
+	var serving sync.WaitGroup
 	serving.Go(func() { _ = s.Serve(ctx, ln) })
-	c := NewClient(ClientOptions{Hello: h, Epoch: 8, Now: now, Logger: log})
+	t.Cleanup(func() {
+		c.Close()
+		cancel()
+		serving.Wait()
+	})
+	return s, c, ln
+}
+
+// TestAKeptConnectionThatItsSenderClosedIsNotUsed: the first transfer after an idle time goes well, whatever has closed the
+// connection meanwhile.
+func TestAKeptConnectionThatItsSenderClosedIsNotUsed(t *testing.T) {
+	s, c, ln := startTCP(t)
+	p := &pair{server: s, client: c}
+	for id := range int64(3) {
+		p.offer(t, id, newPrefill(s.o.Hello, 40).run(16)).Ready(someTrailer)
+		tr, err := c.Open(t.Context(), ln.Addr().String(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err = tr.Request(t.Context(), 0, time.Minute); err == nil {
+			_, err = tr.Receive(t.Context(), 40, &cache{got: map[infer.Span][]byte{}})
+		}
+		if err != nil {
+			t.Errorf("transfer %d: %v", id, err)
+		}
+		l := tr.l
+		tr.Close()
+		if len(ln.accepted) != 1 {
+			t.Fatalf("transfer %d used %d new connections, want 1", id, len(ln.accepted))
+		}
+		_ = (<-ln.accepted).Close()
+		for end := time.Now().Add(20 * time.Second); silent(l.conn) && time.Now().Before(end); { // until the end of it is here
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+func TestRandomBreaksHarmNoOtherTransfer(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	s, c, ln := startTCP(t)
+	ctx, h := t.Context(), s.o.Hello
+	var work sync.WaitGroup
 	offers := make([]*Offer, 100)
 	for id := range offers {
 		x := newPrefill(h, 90).run(20)
@@ -268,7 +422,7 @@ func TestRandomBreaksHarmNoOtherTransfer(t *testing.T) {
 		}
 		o.Ready(someTrailer)
 		offers[id] = o
-		broken := r.IntN(3) == 0
+		broken, frames := r.IntN(3) == 0, r.IntN(20) // that came before the break; there are 16 at most, with the trailer
 		work.Go(func() {
 			tr, err := c.Open(ctx, ln.Addr().String(), int64(id))
 			if err != nil {
@@ -279,6 +433,12 @@ func TestRandomBreaksHarmNoOtherTransfer(t *testing.T) {
 			sink := &cache{h: h, got: map[infer.Span][]byte{}}
 			err = tr.Request(ctx, 0, time.Minute)
 			if broken {
+				for i := 0; i < frames && err == nil; i++ {
+					var h Header
+					if h, _, err = readFrame(tr.l.r, nil, nil); h.Type == TypeTrailer {
+						break // all is here, and its sender does not hear so
+					}
+				}
 				_ = tr.l.conn.Close()
 			} else if err == nil {
 				_, err = tr.Receive(ctx, 90, sink)
@@ -295,13 +455,10 @@ func TestRandomBreaksHarmNoOtherTransfer(t *testing.T) {
 	for id, o := range offers {
 		select {
 		case <-o.Done():
-		case <-time.After(10 * time.Second):
+		case <-time.After(30 * time.Second):
 			t.Fatalf("offer %d has not ended", id)
 		}
 	}
-	c.Close()
-	cancel()
-	serving.Wait()
 }
 
 // The acknowledgement of a transfer may arrive just after its sender withdrew: all was sent, so it is a success and the

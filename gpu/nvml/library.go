@@ -16,7 +16,8 @@ func openCard(c card) (func() reading, error) {
 	if ret := lib.Init(); ret != nvml.SUCCESS {
 		return nil, fmt.Errorf("%w: libnvidia-ml.so.1 of the driver: %w", ErrUnavailable, ret)
 	}
-	d, ret := nvml.Device(nil), nvml.SUCCESS
+	var d nvml.Device
+	var ret nvml.Return
 	if c.uuid != "" {
 		d, ret = lib.DeviceGetHandleByUUID(c.uuid)
 	} else {

@@ -1,4 +1,4 @@
-// Package nvml reads what NVIDIA's management library says of the card that a node computes on: use, memory, power, energy,
+// Package nvml reads what NVIDIA's management library says of the cards that a node computes on: use, memory, power, energy,
 // temperature, clocks, memory errors. It owns the choice of the card and the units; it keeps no reading and has no clock:
 // shared/hardware asks.
 //
@@ -8,6 +8,7 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,18 +18,27 @@ import (
 // ErrUnavailable is returned when this build or this machine has no NVML, or NVML has no such card.
 var ErrUnavailable = errors.New("nvml: not available")
 
-// Open gives a reader of the card that CUDA has this number for. visible is CUDA_VISIBLE_DEVICES, "" if it is not set. CUDA
+// Open gives a reader of the cards that CUDA has these numbers for. visible is CUDA_VISIBLE_DEVICES, "" if it is not set. CUDA
 // and NVML number alike where all cards are of one kind, or CUDA_DEVICE_ORDER is PCI_BUS_ID.
-func Open(gpu int, visible string) (read func() ([]rows.GPU, error), err error) {
-	id, err := cardOf(gpu, visible)
-	if err != nil {
-		return nil, err
+func Open(gpus []int, visible string) (read func() ([]rows.GPU, error), err error) {
+	gpus = slices.Compact(slices.Sorted(slices.Values(gpus)))
+	cards := make([]func() reading, len(gpus))
+	for i, gpu := range gpus {
+		id, err := cardOf(gpu, visible)
+		if err != nil {
+			return nil, err
+		}
+		if cards[i], err = openCard(id); err != nil {
+			return nil, err
+		}
 	}
-	card, err := openCard(id)
-	if err != nil {
-		return nil, err
-	}
-	return func() ([]rows.GPU, error) { return []rows.GPU{card().gpu(gpu)}, nil }, nil
+	return func() ([]rows.GPU, error) {
+		out := make([]rows.GPU, len(gpus))
+		for i, gpu := range gpus {
+			out[i] = cards[i]().gpu(gpu)
+		}
+		return out, nil
+	}, nil
 }
 
 // card names a card: by UUID, else by NVML's number.

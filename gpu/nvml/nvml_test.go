@@ -50,7 +50,7 @@ func TestUnitsAreThoseOfTheLedger(t *testing.T) {
 
 // TestNVMLReadsTheCard reads a real card, where there is one.
 func TestNVMLReadsTheCard(t *testing.T) {
-	read, err := Open(0, os.Getenv("CUDA_VISIBLE_DEVICES"))
+	read, err := Open([]int{0}, os.Getenv("CUDA_VISIBLE_DEVICES"))
 	if errors.Is(err, ErrUnavailable) {
 		t.Skip(err)
 	}

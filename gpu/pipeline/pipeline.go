@@ -28,11 +28,13 @@ type Pipeline struct {
 // job is a step on its way.
 type job struct {
 	batch *backend.Batch
-	step  *backend.Step // of the whole
-	here  *backend.Step // at the stage that has it; nil once it has failed
+	step  *backend.Step  // of the whole
+	here  *backend.Step  // at the stage that has it; nil once it has failed
+	taken backend.Hidden // what that stage takes in; nil at the first
 }
 
-// New makes a pipeline of stages, which it closes. They own all layers of one model in order.
+// New makes a pipeline of stages, which it closes. They own all layers of one model in order. It has as many KV blocks as the
+// stage that has the fewest.
 func New(stages ...backend.Backend) (*Pipeline, error) {
 	if len(stages) == 0 {
 		return nil, errors.New("pipeline: no stage")
@@ -43,12 +45,13 @@ func New(stages ...backend.Backend) (*Pipeline, error) {
 		switch {
 		case i > 0 && st.Stage.First != info.Stage.End || i == 0 && st.Stage.First != 0:
 			return nil, fmt.Errorf("pipeline: stage %d owns layers [%d, %d), the one before ends at %d", i, st.Stage.First, st.Stage.End, info.Stage.End)
-		case st.ModelHash != info.ModelHash || st.KVBlocks != info.KVBlocks || st.TokensPerBlock != info.TokensPerBlock || st.MaxSlots != info.MaxSlots || st.KVType != info.KVType:
+		case st.ModelHash != info.ModelHash || st.TokensPerBlock != info.TokensPerBlock || st.MaxSlots != info.MaxSlots || st.KVType != info.KVType:
 			return nil, fmt.Errorf("pipeline: stage %d is %+v, unlike the first, %+v", i, st, stages[0].Info())
 		case len(st.Windows) > 0:
 			return nil, fmt.Errorf("pipeline: stage %d has layers with windows: %w", i, errors.ErrUnsupported)
 		}
 		info.Stage.End = st.Stage.End
+		info.KVBlocks = min(info.KVBlocks, st.KVBlocks)
 	}
 	if info.Stage.End != info.Layers {
 		return nil, fmt.Errorf("pipeline: the stages end at layer %d of %d", info.Stage.End, info.Layers)
@@ -133,13 +136,17 @@ func (p *Pipeline) leave(j *job, i int) {
 	last := i+1 == len(p.stages)
 	if j.here != nil {
 		<-j.here.Done()
+		if j.taken != nil {
+			j.taken.Release()
+			j.taken = nil
+		}
 		j.step.Stages = append(j.step.Stages, j.here.Stamps)
 		switch {
 		case j.here.Err != nil:
 			j.step.Err, j.here = fmt.Errorf("pipeline: stage %d: %w", i, j.here.Err), nil
 		case !last:
 			b := *j.batch
-			b.Hidden = j.here.Hidden
+			b.Hidden, j.taken = j.here.Hidden, j.here.Hidden
 			j.here = p.stages[i+1].Submit(&b)
 		}
 	}

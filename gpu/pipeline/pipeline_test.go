@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -148,6 +149,87 @@ func TestAStageThatFailsIsNamedAndTheStepsAfterItRun(t *testing.T) {
 	s := p.Submit(&backend.Batch{})
 	if <-s.Done(); !errors.Is(s.Err, backend.ErrClosed) {
 		t.Errorf("after Close: %v", s.Err)
+	}
+}
+
+// counted is a stage whose hidden states tell how many of them are held.
+type counted struct {
+	backend.Backend
+	held atomic.Int64
+}
+
+type held struct {
+	backend.Hidden
+	by *counted
+}
+
+func (h held) Release() {
+	h.by.held.Add(-1)
+	h.Hidden.Release()
+}
+
+func (c *counted) Submit(b *backend.Batch) *backend.Step {
+	if h, ok := b.Hidden.(held); ok {
+		in := *b
+		in.Hidden = h.Hidden
+		b = &in
+	}
+	inner, outer := c.Backend.Submit(b), backend.NewStep(b.Iter)
+	go func() {
+		<-inner.Done()
+		outer.Outputs, outer.Stamps, outer.Err = inner.Outputs, inner.Stamps, inner.Err
+		if inner.Hidden != nil {
+			c.held.Add(1)
+			outer.Hidden = held{inner.Hidden, c}
+		}
+		outer.Finish()
+	}()
+	return outer
+}
+
+func TestHiddenStatesAreGivenBackAlsoByStepsThatFail(t *testing.T) {
+	now := clock()
+	var all []backend.Backend
+	for i, st := range stages(6, 3) {
+		cfg := sim.Config{Layers: 6, Stage: st, Now: now, KVBlocks: 64 + 10*(2-i)}
+		if i == 1 {
+			cfg.Fail = func(iter int64) error {
+				if iter%3 == 0 {
+					return errors.New("it burns")
+				}
+				return nil
+			}
+		}
+		d, err := sim.New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, &counted{Backend: d})
+	}
+	p, err := New(all...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := p.Info().KVBlocks; n != 64 {
+		t.Errorf("%d KV blocks, want those of the stage with the fewest, 64", n)
+	}
+	var steps []*backend.Step
+	for i := range 9 {
+		steps = append(steps, p.Submit(&backend.Batch{Iter: int64(i + 1), Assign: []backend.Assign{{}},
+			Entries: []backend.Entry{{Tokens: []int32{1, 2}, Blocks: []int32{0}, Logits: []int{1}}}}))
+	}
+	for i, s := range steps {
+		if <-s.Done(); (s.Err != nil) != ((i+1)%3 == 0) {
+			t.Errorf("step %d: %v", i+1, s.Err)
+		}
+	}
+	for i, d := range all {
+		if n := d.(*counted).held.Load(); n != 0 {
+			t.Errorf("%d hidden states of stage %d were not given back", n, i)
+		}
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -24,6 +24,7 @@ type Options struct {
 	Dir     string // where traces go that name no folder; "": the working folder
 	Windows string // iterations that are profiled without being asked: see ParseRanges
 	Rank    int
+	ClockID string // of the stamps; "": not known
 	Logger  *slog.Logger
 	Lives   func() []Life // the requests that have not ended, on the engine's goroutine; nil: none
 }
@@ -311,7 +312,7 @@ func (p *Profiler) finish() {
 		stop = rec.steps[n-1].Iter + 1
 	}
 	how := ended{known: true, window: rows.ProfileWindow{StartIter: p.w.start, StopIter: &stop, Activities: p.acts, Files: f.final()}}
-	about := fmt.Sprintf(`,"schema":"meridian.trace/1","node":%q,"start_iter":%d,"steps":%d`, p.o.Name, p.w.start, len(rec.steps))
+	about := fmt.Sprintf(`,"schema":"meridian.trace/1","node":%q,"rank":%d,"clock_id":%q,"start_iter":%d,"steps":%d`, p.o.Name, p.o.Rank, p.o.ClockID, p.w.start, len(rec.steps))
 	go func() {
 		defer close(done)
 		err := f.write(appendTrace(nil, p.o.Name, p.o.Rank, &rec, about))

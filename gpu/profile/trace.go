@@ -184,13 +184,14 @@ func appendMicro(b []byte, ns int64) []byte {
 func appendLife(b []byte, rank int, l *Life) []byte {
 	args := fmt.Sprintf(`{"request_id":"%d","prompt_tokens":%d,"output_tokens":%d,"end":%q}`, l.ID, l.PromptTokens, l.OutputTokens, l.Reason)
 	id := strconv.FormatInt(l.ID, 10)
-	b = appendAsync(b, rank, id, "request "+id, l.QueuedNS, l.EndNS, args)
-	b = appendAsync(b, rank, id, "queue", l.QueuedNS, first(l.ScheduledNS, l.EndNS), "{}")
+	of := async{rank, id}
+	b = of.append(b, "request "+id, l.QueuedNS, l.EndNS, args)
+	b = of.append(b, "queue", l.QueuedNS, first(l.ScheduledNS, l.EndNS), "{}")
 	if l.ScheduledNS != 0 {
-		b = appendAsync(b, rank, id, "prefill", l.ScheduledNS, first(l.FirstTokenNS, l.EndNS), "{}")
+		b = of.append(b, "prefill", l.ScheduledNS, first(l.FirstTokenNS, l.EndNS), "{}")
 	}
 	if l.FirstTokenNS != 0 {
-		b = appendAsync(b, rank, id, "decode", max(l.FirstTokenNS, l.ScheduledNS), l.EndNS, "{}")
+		b = of.append(b, "decode", max(l.FirstTokenNS, l.ScheduledNS), l.EndNS, "{}")
 	}
 	return b
 }
@@ -202,7 +203,13 @@ func first(a, b int64) int64 {
 	return b
 }
 
-func appendAsync(b []byte, rank int, id, name string, from, to int64, args string) []byte {
+// async are the spans of one request, which overlap those of others.
+type async struct {
+	rank int
+	id   string
+}
+
+func (a async) append(b []byte, name string, from, to int64, args string) []byte {
 	if from == 0 || to <= from {
 		return b
 	}
@@ -210,7 +217,7 @@ func appendAsync(b []byte, rank int, id, name string, from, to int64, args strin
 		phase string
 		at    int64
 	}{{"b", from}, {"e", to}} {
-		b = fmt.Appendf(b, ",\n"+`{"ph":%q,"cat":"request","pid":%d,"id":%q,"name":%q,"ts":`, end.phase, rank, id, name)
+		b = fmt.Appendf(b, ",\n"+`{"ph":%q,"cat":"request","pid":%d,"id":%q,"name":%q,"ts":`, end.phase, a.rank, a.id, name)
 		b = append(append(append(appendMicro(b, end.at), `,"args":`...), args...), '}')
 		args = "{}"
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // Max is the most ranks that a group can have: one bit for each.
-const Max = 64
+const Max = infer.MaxRanks
 
 // cache knows which ranks hold which KV blocks, by what their pools tell. To the outside it makes one cache of them, in which a
 // block is where the rank that has it fastest has it.

@@ -18,7 +18,7 @@ import (
 )
 
 // TestCPURanksGoOnUnderCancels runs four ranks, two of them pipelines, on the processors that there are, with random cancels: for a second, or as
-// long as MERIDIAN_RANKS_FOR says. Texts that were not cut are those of one rank.
+// long as MERIDIAN_RANKS_FOR says; as goroutines and as processes. Texts that were not cut are those of one rank.
 func TestCPURanksGoOnUnderCancels(t *testing.T) {
 	long := time.Second
 	if v := os.Getenv("MERIDIAN_RANKS_FOR"); v != "" {
@@ -33,33 +33,21 @@ func TestCPURanksGoOnUnderCancels(t *testing.T) {
 	}
 	start := time.Now()
 	now := func() int64 { return int64(time.Since(start)) + 1 }
-	device := func(stages int) backend.Backend {
-		var all []backend.Backend
-		for i := range stages {
-			st := backend.Stage{First: m.Config.Layers * i / stages, End: m.Config.Layers * (i + 1) / stages}
-			b, err := cpu.New(m, cpu.Options{Stage: st, Threads: 1, KVBlocks: 150, MaxSlots: 8, Now: now})
-			if err != nil {
-				t.Fatal(err)
-			}
-			all = append(all, b)
-		}
-		p, err := pipeline.New(all...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return p
-	}
-	group := func(stages ...int) *rig {
+	group := func(t *testing.T, stages ...int) *rig {
 		o := Options{Engine: engine.Config{Overlap: true, PrefixReuse: true, MaxNumTokens: 64, Now: now}, Sink: rows.Sink{Interval: 3}}
 		r := &rig{t: t}
 		o.Sink.Put = func(row *rows.Row) { r.rows = append(r.rows, *row) }
 		for _, n := range stages {
-			o.Backends = append(o.Backends, device(n))
+			b, err := cpuDevice(m, n, now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.Backends = append(o.Backends, b)
 		}
 		return r.start(o)
 	}
 	list := requests(rand.New(rand.NewPCG(1, 1)), 20, m.Config.Vocab)
-	one := group(1)
+	one := group(t, 1)
 	var want [][]int32
 	for _, req := range list {
 		ids, _, err := run(one, req)
@@ -69,8 +57,23 @@ func TestCPURanksGoOnUnderCancels(t *testing.T) {
 		want = append(want, ids)
 	}
 	one.stop()
-	r := group(1, 2, 1, 2)
-	end := time.Now().Add(long)
+	for name, start := range map[string]func(*testing.T) *rig{
+		"goroutines": func(t *testing.T) *rig { return group(t, 1, 2, 1, 2) },
+		"processes": func(t *testing.T) *rig {
+			return newProcesses(t, job{Ranks: 4, CPU: true, Engine: engineJob{Overlap: true, PrefixReuse: true, MaxNumTokens: 64}, Interval: 3}, nil)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t)
+			loadWithCancels(t, r, list, want, time.Now().Add(long))
+			r.stop()
+			checkSets(t, r.rows, 4, 3)
+		})
+	}
+}
+
+// loadWithCancels sends requests until the end, some of which it cancels.
+func loadWithCancels(t *testing.T, r *rig, list []infer.Request, want [][]int32, end time.Time) {
 	var wg sync.WaitGroup
 	for worker := range 12 {
 		wg.Go(func() {
@@ -95,8 +98,6 @@ func TestCPURanksGoOnUnderCancels(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	r.stop()
-	checkSets(t, r.rows, 4, 3)
 }
 
 func run(r *rig, req infer.Request) ([]int32, infer.Done, error) {
@@ -105,4 +106,18 @@ func run(r *rig, req infer.Request) ([]int32, infer.Done, error) {
 		return nil, infer.Done{}, err
 	}
 	return finish(s)
+}
+
+// cpuDevice is a pipeline of so many stages.
+func cpuDevice(m *model.Model, stages int, now func() int64) (backend.Backend, error) {
+	var all []backend.Backend
+	for i := range stages {
+		st := backend.Stage{First: m.Config.Layers * i / stages, End: m.Config.Layers * (i + 1) / stages}
+		b, err := cpu.New(m, cpu.Options{Stage: st, Threads: 1, KVBlocks: 150, MaxSlots: 8, Now: now})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, b)
+	}
+	return pipeline.New(all...)
 }

@@ -1,6 +1,7 @@
 // Package ranks runs the executors of a node's data-parallel ranks in lockstep: each has a back end, a KV pool and a scheduler
 // of its own, and all build their iterations together. It owns where a new request goes, and the statistics of all ranks as
-// one ledger; what a rank does with its requests is gpu/engine's.
+// one ledger; what a rank does with its requests is gpu/engine's. Ranks are goroutines of the node, or, but for the first, processes
+// (gpu/remote), each of which runs Serve.
 //
 // A Group of one rank is its engine and nothing more. Of more, each engine's goroutine tells its statistics to the others when they meet
 // (gpu/collective), and rank 0's makes rows of them.
@@ -17,26 +18,36 @@ import (
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/collective"
 	"meridian.internal/gpu/engine"
+	"meridian.internal/gpu/remote"
 	"meridian.internal/gpu/stats"
 	"meridian.internal/shared/infer"
+	"meridian.internal/shared/kvevent"
 	"meridian.internal/shared/rows"
 )
 
 // Options of a group.
 type Options struct {
 	Engine   engine.Config     // of each rank; MaxWaiting and the limits of a batch are a rank's
-	Backends []backend.Backend // of the ranks; alike
+	Backends []backend.Backend // of the ranks of this process, from rank 0 on; alike
+	Remotes  []*remote.Engine  // the other ranks, which are processes. Run ends them
 	Sink     rows.Sink         // where statistics go
-	Deadline time.Duration     // the slowest rank may come so much later to an iteration than the first; 0: 30 s
+	Cards    [][]int           // of each rank: the places of its accelerators among the node's; nil: none has any
+	Deadline time.Duration     // the slowest rank may come so much later to an iteration than the first; 0: DefaultDeadline
 }
+
+// DefaultDeadline is that of a group that says none.
+const DefaultDeadline = 30 * time.Second
 
 // Group is the ranks of a node.
 type Group struct {
-	engines []*engine.Engine
-	members []*member // nil of one rank
-	cache   *cache    // nil of one rank, and without prefix reuse
+	ranks   []executor
+	hub     *collective.Hub[engine.Word] // nil of one rank
+	remotes []*remote.Engine
+	config  engine.Config // of rank 0
+	cache   *cache        // nil of one rank, and without prefix reuse
 	aligner *stats.Aligner
 	put     func(*rows.Row)
+	states  bool // rows have the states of requests
 	drained chan struct{}
 
 	mu   sync.Mutex // guards next
@@ -45,90 +56,135 @@ type Group struct {
 
 // New makes a group; Run runs it. The caller closes the back ends after Run has returned.
 func New(o Options) (*Group, error) {
-	n := len(o.Backends)
-	if n < 1 || n > Max {
-		return nil, fmt.Errorf("ranks: %d back ends, must be 1 to %d", n, Max)
+	n := len(o.Backends) + len(o.Remotes)
+	if len(o.Backends) < 1 || n > Max {
+		return nil, fmt.Errorf("ranks: %d back ends and %d processes, must be 1 back end and up to %d ranks", len(o.Backends), len(o.Remotes), Max)
 	}
 	if o.Deadline == 0 {
-		o.Deadline = 30 * time.Second
+		o.Deadline = DefaultDeadline
 	}
-	g := &Group{put: o.Sink.Put, drained: make(chan struct{})}
+	g := &Group{put: o.Sink.Put, states: o.Sink.RequestStats, drained: make(chan struct{}), remotes: o.Remotes}
 	if n == 1 {
 		cfg := o.Engine
-		if err := keepStatistics(&cfg, o.Sink, o.Backends[0].Info()); err != nil {
+		if err := keepStatistics(&cfg, o.Sink, o.Backends[0].Info(), o.own(0)); err != nil {
 			return nil, err
 		}
 		e, err := engine.New(cfg, o.Backends[0])
-		g.engines = []*engine.Engine{e}
-		return g, err
+		if err != nil {
+			return nil, err
+		}
+		g.ranks, g.config = []executor{local{Engine: e}}, e.Config()
+		return g, nil
 	}
 	g.aligner = stats.NewAligner(n)
 	if o.Engine.PrefixReuse {
 		g.cache = newCache(o.Engine.KVEvents, o.Engine.Epoch, o.Backends[0].Info())
 	}
-	hub := collective.New[engine.Word](n, o.Deadline)
+	g.hub = collective.New[engine.Word](n, o.Deadline)
+	bills := o.bills()
 	for rank, b := range o.Backends {
-		if err := g.add(rank, o, b, hub.Member(rank)); err != nil {
+		k, err := g.local(rank, o, b, bills)
+		if err != nil {
 			return nil, fmt.Errorf("rank %d: %w", rank, err)
 		}
+		g.ranks = append(g.ranks, k)
+	}
+	g.config = g.ranks[0].(local).Engine.Config()
+	for i, e := range o.Remotes {
+		if err := alike(o.Backends[0].Info(), e.Hello().Info); err != nil {
+			return nil, fmt.Errorf("rank %d: %w", len(o.Backends)+i, err)
+		}
+		e.Tell(g.events(len(o.Backends) + i))
+		g.ranks = append(g.ranks, distant{e})
 	}
 	return g, nil
 }
 
-// add makes the engine of a rank.
-func (g *Group) add(rank int, o Options, b backend.Backend, place collective.Member[engine.Word]) error {
-	cfg := o.Engine
-	m := &member{g: g, rank: rank}
-	cfg.Rank = rank
-	cfg.Peers = &engine.Peers{Member: place, Tell: m.tell, Hear: m.hear, Unsaid: m.unsaid}
-	cfg.Energy = nil         // the device's counter cannot be told apart by ranks
-	if cfg.DiskKVDir != "" { // each has files of its own
-		cfg.DiskKVDir = filepath.Join(cfg.DiskKVDir, fmt.Sprintf("rank-%d", rank))
-		cfg.DiskKVBytes /= int64(len(o.Backends))
+// alike refuses a rank whose model or KV is another one: they come from the same options, but read the model's files each.
+func alike(a, b backend.Info) error {
+	if a.ModelHash != b.ModelHash || a.KVBlocks != b.KVBlocks || a.TokensPerBlock != b.TokensPerBlock || a.Numerics != b.Numerics {
+		return fmt.Errorf("ranks: it has model %s with %d KV blocks of %d tokens and numerics %q; rank 0 has %s, %d, %d, %q",
+			b.ModelHash, b.KVBlocks, b.TokensPerBlock, b.Numerics, a.ModelHash, a.KVBlocks, a.TokensPerBlock, a.Numerics)
 	}
-	cfg.KVEvents = nil
-	if g.cache != nil {
-		cfg.KVEvents = g.cache.of(rank)
+	return nil
+}
+
+// events takes the KV events of a rank; nil if nobody wants them.
+func (g *Group) events(rank int) func(kvevent.Event) {
+	if g.cache == nil {
+		return nil
+	}
+	return g.cache.of(rank)
+}
+
+// local makes a rank of this process.
+func (g *Group) local(rank int, o Options, b backend.Backend, bills map[int]*bill) (executor, error) {
+	m := &member{rank: rank}
+	if rank == 0 {
+		m.align, m.gathered = g.align, g.gathered
+	} else {
+		o.Sink.Memory = cardMemory(o.Sink.Memory)
+	}
+	cfg, err := m.configure(o, len(o.Backends)+len(o.Remotes), b.Info(), g.hub.Member(rank))
+	if err != nil {
+		return nil, err
+	}
+	o.share(&cfg, rank, bills)
+	cfg.KVEvents = g.events(rank)
+	e, err := engine.New(cfg, b)
+	if err != nil {
+		return nil, err
+	}
+	return local{e, m}, nil
+}
+
+// configure is what an engine of one rank of several needs.
+func (m *member) configure(o Options, ranks int, info backend.Info, place collective.Member[engine.Word]) (engine.Config, error) {
+	cfg := o.Engine
+	cfg.Rank = m.rank
+	cfg.Peers = &engine.Peers{Member: place, Tell: m.tell, Hear: m.hear, Unsaid: m.unsaid}
+	if m.gathers = o.Sink.AllRanks; m.gathers {
+		cfg.Peers.Gather = m.gather
+	}
+	if cfg.DiskKVDir != "" { // each has files of its own
+		cfg.DiskKVDir = filepath.Join(cfg.DiskKVDir, fmt.Sprintf("rank-%d", m.rank))
+		cfg.DiskKVBytes /= int64(ranks)
 	}
 	if cfg.Profile != nil {
 		p := *cfg.Profile
-		p.Rank = rank
+		p.Rank = m.rank
 		cfg.Profile = &p
 	}
 	s := o.Sink
-	s.Put, s.Energy = m.put, nil
+	s.Put = m.put
 	var err error
-	if m.collector, err = collect(&cfg, s, b.Info()); err != nil {
-		return err
-	}
-	e, err := engine.New(cfg, b)
-	if err != nil {
-		return err
-	}
-	g.members, g.engines = append(g.members, m), append(g.engines, e)
-	return nil
+	m.collector, err = collect(&cfg, s, info, o.own(m.rank))
+	return cfg, err
 }
 
 // Run runs all ranks until ctx ends, or until one is lost: then the others end with its error.
 func (g *Group) Run(ctx context.Context) error {
-	var wg sync.WaitGroup
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
-	errs := make([]error, len(g.engines))
-	for rank, e := range g.engines {
+	left := g.host()
+	errs := make([]error, len(g.ranks))
+	var wg sync.WaitGroup
+	for rank, k := range g.ranks {
 		wg.Go(func() {
-			errs[rank] = e.Run(inner)
-			if g.members != nil {
-				e.Config().Peers.Member.Leave(errs[rank])
+			errs[rank] = k.Run(inner)
+			if g.hub == nil {
+				return
 			}
+			g.hub.Member(rank).Leave(errs[rank])
+			g.abandon(errs[rank])
 		})
 	}
 	drain := make(chan struct{})
 	go func() { // ends with the engines
 		defer close(drain)
-		for _, e := range g.engines {
+		for _, k := range g.ranks {
 			select {
-			case <-e.Drained():
+			case <-k.Drained():
 			case <-inner.Done():
 				return
 			}
@@ -138,14 +194,15 @@ func (g *Group) Run(ctx context.Context) error {
 	wg.Wait()
 	cancel()
 	<-drain
+	left() // what a rank has said in a round is at the hub then
 	g.flush()
-	return errors.Join(errs...)
+	return errors.Join(append(errs, g.close())...)
 }
 
 // Drain refuses new work from now on; running work goes on.
 func (g *Group) Drain() {
-	for _, e := range g.engines {
-		e.Drain()
+	for _, k := range g.ranks {
+		k.Drain()
 	}
 }
 
@@ -153,10 +210,10 @@ func (g *Group) Drain() {
 func (g *Group) Drained() <-chan struct{} { return g.drained }
 
 // Ranks is the number of ranks.
-func (g *Group) Ranks() int { return len(g.engines) }
+func (g *Group) Ranks() int { return len(g.ranks) }
 
 // Config is the configuration of rank 0; those of the others differ in nothing that matters outside.
-func (g *Group) Config() engine.Config { return g.engines[0].Config() }
+func (g *Group) Config() engine.Config { return g.config }
 
 // Load is that of all ranks together.
 func (g *Group) Load() infer.Load {
@@ -174,9 +231,9 @@ func (g *Group) Load() infer.Load {
 
 // Loads are those of the ranks.
 func (g *Group) Loads() []infer.Load {
-	out := make([]infer.Load, len(g.engines))
-	for rank, e := range g.engines {
-		out[rank] = e.Load()
+	out := make([]infer.Load, len(g.ranks))
+	for rank, k := range g.ranks {
+		out[rank] = k.Load()
 	}
 	return out
 }
@@ -184,8 +241,8 @@ func (g *Group) Loads() []infer.Load {
 // LeakedBlocks counts the KV blocks that no rank accounts for; see engine.Engine.
 func (g *Group) LeakedBlocks() int {
 	n := 0
-	for _, e := range g.engines {
-		n += e.LeakedBlocks()
+	for _, k := range g.ranks {
+		n += k.LeakedBlocks()
 	}
 	return n
 }
@@ -193,8 +250,8 @@ func (g *Group) LeakedBlocks() int {
 // Check verifies the books of all ranks.
 func (g *Group) Check() error {
 	var errs []error
-	for rank, e := range g.engines {
-		if err := e.Check(); err != nil {
+	for rank, k := range g.ranks {
+		if err := k.Check(); err != nil {
 			errs = append(errs, fmt.Errorf("rank %d: %w", rank, err))
 		}
 	}

@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -64,21 +68,22 @@ func TestTextsAreThoseOfOneRank(t *testing.T) {
 	}
 }
 
-// kvOf hands the KV of a prompt from one group to another, as two nodes do, and decodes there.
-func handOver(ctx, gen *rig, req infer.Request) ([]int32, error) {
+// handOver hands the KV of a prompt from one group to another, as two nodes do, and decodes there. cached are the tokens that
+// the first of them had.
+func handOver(ctx, gen *rig, req infer.Request) (got []int32, cached int, err error) {
 	req.Kind = infer.ContextOnly
 	s, err := ctx.Submit(req)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	x := s.Export()
 	defer x.Release()
 	req.Kind = infer.GenerationOnly
 	h, err := gen.Reserve(context.Background(), req)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	info := gen.engines[0].Info()
+	info := gen.info()
 	for {
 		span, err := x.NextSpan(context.Background())
 		if err != nil {
@@ -89,83 +94,129 @@ func handOver(ctx, gen *rig, req infer.Request) ([]int32, error) {
 		}
 		b := make([]byte, engine.SpanBytes(info, span))
 		if err := x.Read(context.Background(), span, b); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		if err := h.Write(context.Background(), span, b); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 	}
-	first, _, err := finish(s)
+	first, done, err := finish(s)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	seq, err := h.Start([]infer.Token{{ID: first[0]}})
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	got, _, err := finish(seq)
-	return got, err
+	got, _, err = finish(seq)
+	return got, done.Report.CachedTokens, err
 }
 
-func TestKVIsHandedOverBetweenGroupsOfAnySize(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		list := requests(rand.New(rand.NewPCG(3, 3)), 24, small.Vocab)
-		for i := range list {
-			list[i].MaxTokens += 2
+// checkPrefixesAreFound sends prompts of four families, which share all but their last block, one after another: each family stays on
+// the rank of its first, and finds its KV there. It returns these ranks.
+func checkPrefixesAreFound(t *testing.T, r *rig) (home map[int32]int) {
+	t.Helper()
+	home = map[int32]int{}
+	for i := range int32(40) {
+		family := i % 4
+		prompt := make([]int32, 60)
+		for k := range prompt {
+			prompt[k] = (family*101 + int32(k)) % 900
 		}
-		want := texts(t, list, small)
-		for _, from := range []int{1, 2, 4} {
-			for _, to := range []int{1, 2, 4} {
-				dev := small
-				dev.Cost = sim.Cost{Step: 50_000, PrefillToken: 1000, Decode: 2000, CopyByte: 1}
-				o := Options{Engine: engine.Config{Overlap: true, PrefixReuse: true, MaxNumTokens: 40}}
-				ctx, gen := newRig(t, from, o, dev), newRig(t, to, o, dev)
-				var wg sync.WaitGroup
-				for i, req := range list {
-					wg.Go(func() {
-						got, err := handOver(ctx, gen, req)
-						if err != nil || !slices.Equal(got, want[i]) {
-							t.Errorf("%d to %d ranks, request %d: %v, want %v, error %v", from, to, i, got, want[i], err)
-						}
-					})
-				}
-				wg.Wait()
-				ctx.stop()
-				gen.stop()
-			}
+		prompt[59] = 900 + i // only the last block differs
+		s, err := r.Submit(infer.Request{ID: int64(i), Prompt: prompt, MaxTokens: 2})
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
+		_, done, err := finish(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i < 4 {
+			home[family] = s.Rank()
+		} else if s.Rank() != home[family] || done.Report.CachedTokens < 56 {
+			t.Errorf("request %d of family %d: rank %d, %d tokens cached; its prefix is on rank %d", i, family, s.Rank(), done.Report.CachedTokens, home[family])
+		}
+	}
+	return home
 }
 
 func TestAPrefixBringsARequestToTheRankThatHoldsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 4, Options{Engine: engine.Config{PrefixReuse: true}}, small)
-		home := map[int32]int{}
-		for i := range int32(40) {
-			family := i % 4
-			prompt := make([]int32, 60)
-			for k := range prompt {
-				prompt[k] = (family*101 + int32(k)) % 900
-			}
-			prompt[59] = 900 + i // only the last block differs
-			s, err := r.Submit(infer.Request{ID: int64(i), Prompt: prompt, MaxTokens: 2})
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, done, err := finish(s)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if i < 4 {
-				home[family] = s.Rank()
-			} else if s.Rank() != home[family] || done.Report.CachedTokens < 56 {
-				t.Errorf("request %d of family %d: rank %d, %d tokens cached; its prefix is on rank %d", i, family, s.Rank(), done.Report.CachedTokens, home[family])
-			}
+		home := checkPrefixesAreFound(t, r)
+		used := map[int]bool{}
+		for _, rank := range home {
+			used[rank] = true
 		}
-		if len(home) != 4 {
+		if len(used) != 4 {
 			t.Errorf("homes are %v, want each family on a rank of its own", home)
 		}
 	})
+}
+
+// TestEachRankKeepsItsOwnBlocksOnDisk: ranks share the folder and its size, never files.
+func TestEachRankKeepsItsOwnBlocksOnDisk(t *testing.T) {
+	dir := t.TempDir()
+	o := Options{Engine: engine.Config{PrefixReuse: true, DiskKVDir: dir, DiskKVBytes: 1 << 20}}
+	prompt := func(id int64) infer.Request {
+		req := infer.Request{ID: id, MaxTokens: 4, IgnoreEOS: true}
+		for i := range int32(41) {
+			req.Prompt = append(req.Prompt, int32(id)*100+i)
+		}
+		return req
+	}
+	const requests = 6
+	submit := func(r *rig, id int64) Sequence {
+		s, err := r.Submit(prompt(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	end := func(s Sequence) (ids []int32, cached int) {
+		ids, done, err := finish(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ids, done.Report.CachedTokens
+	}
+	r := newRig(t, 2, o, small)
+	var seqs []Sequence
+	for id := range int64(requests) { // at once, so that each rank gets some
+		seqs = append(seqs, submit(r, id))
+	}
+	var want, got [][]int32
+	for _, s := range seqs {
+		ids, cached := end(s)
+		if want = append(want, ids); cached != 0 {
+			t.Fatalf("%d tokens cached at the start", cached)
+		}
+	}
+	size := func(rank int) int64 {
+		info, err := os.Stat(filepath.Join(dir, fmt.Sprintf("rank-%d", rank), "kv.blocks"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Size()
+	}
+	const block = 4 * 2 * 2 * 2 * 4 * 8                                                                                                   // bytes: layers, K and V, heads, head size, float32, tokens
+	for end := time.Now().Add(time.Minute); size(0)+size(1) < 30*block || min(size(0), size(1)) < 5*block; time.Sleep(time.Millisecond) { // files are written in real time
+		if time.Now().After(end) {
+			t.Fatalf("%d and %d bytes on disk, want 30 blocks of %d bytes in all", size(0), size(1), block)
+		}
+	}
+	r.stop()
+	r = newRig(t, 2, o, small)
+	for id := range int64(requests) { // one after another: load on its rank does not send one elsewhere
+		ids, cached := end(submit(r, id))
+		if got = append(got, ids); cached != 40 {
+			t.Errorf("after a restart request %d has %d tokens cached, want 40", id, cached)
+		}
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("after a restart: %v, want %v", got, want)
+	}
 }
 
 func TestTheLeastLoadedRankComesFirst(t *testing.T) {
@@ -239,8 +290,12 @@ func (l *generator) run(t *testing.T, r *rig, random *rand.Rand, list []infer.Re
 // TestEveryRowSetIsCompleteAndExact runs 10,000 iterations (fewer under the race detector) of 4 ranks with random loads, random delays of ranks and cancels.
 func TestEveryRowSetIsCompleteAndExact(t *testing.T) {
 	const ranks, iters = 4, iterations
-	for _, interval := range []int{1, 3, 10} {
-		t.Run(fmt.Sprint("interval ", interval), func(t *testing.T) {
+	for _, c := range []struct {
+		interval int
+		all      bool
+	}{{1, false}, {3, false}, {10, false}, {1, true}, {10, true}} {
+		interval := c.interval
+		t.Run(fmt.Sprintf("interval %d, gathered %t", interval, c.all), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				seed := rand.New(rand.NewPCG(uint64(interval), 7))
 				devices := make([]sim.Config, ranks)
@@ -251,7 +306,7 @@ func TestEveryRowSetIsCompleteAndExact(t *testing.T) {
 					devices[i].Cost = sim.Cost{Step: 20_000, PrefillToken: 500, Decode: 1000}
 					devices[i].Sleep = func(d time.Duration) { time.Sleep(d + time.Duration(delays.IntN(200_000))) }
 				}
-				r := newRigOf(t, Options{Engine: engine.Config{Overlap: interval != 3, PrefixReuse: true, MaxNumTokens: 64}, Sink: rows.Sink{Interval: interval, KVInterval: interval}}, devices)
+				r := newRigOf(t, Options{Engine: engine.Config{Overlap: interval != 3, PrefixReuse: true, MaxNumTokens: 64}, Sink: rows.Sink{Interval: interval, KVInterval: interval, RequestStats: true, AllRanks: c.all}}, devices)
 				list := requests(seed, 60, small.Vocab)
 				var l generator
 				var wg sync.WaitGroup
@@ -266,7 +321,7 @@ func TestEveryRowSetIsCompleteAndExact(t *testing.T) {
 				checkSums(t, r.rows, &l)
 				covered := make([]int64, ranks)
 				for _, row := range r.rows {
-					if covered[row.Rank] += row.Covers; covered[row.Rank] > row.Iter || interval == 1 && covered[row.Rank] != row.Iter {
+					if covered[row.Rank] += row.Covers; covered[row.Rank] != row.Iter {
 						t.Fatalf("rank %d: rows up to iteration %d cover %d iterations", row.Rank, row.Iter, covered[row.Rank])
 					}
 				}
@@ -275,6 +330,135 @@ func TestEveryRowSetIsCompleteAndExact(t *testing.T) {
 					t.Errorf("%d rows were dropped", n)
 				}
 			})
+		})
+	}
+}
+
+// TestRowsThatAreGatheredAreTheSame runs the same load twice. Nothing in it happens at the same moment of simulated time, so that
+// it is the same to the nanosecond.
+func TestRowsThatAreGatheredAreTheSame(t *testing.T) {
+	for _, interval := range []int{1, 3} {
+		var runs [2][]rows.Row
+		for i := range runs {
+			synctest.Test(t, func(t *testing.T) {
+				devices := []sim.Config{small, small, small}
+				for rank := range devices {
+					devices[rank].Cost = sim.Cost{Step: 50_000 + 7001*float64(rank), PrefillToken: 1009, Decode: 2003}
+				}
+				r := newRigOf(t, Options{
+					Engine: engine.Config{Overlap: true, PrefixReuse: true, MaxNumTokens: 40}, Sink: rows.Sink{Interval: interval, RequestStats: true, AllRanks: i == 1},
+				}, devices)
+				random := rand.New(rand.NewPCG(5, 6))
+				var wg sync.WaitGroup
+				for _, req := range requests(random, 60, small.Vocab) {
+					time.Sleep(time.Duration(random.IntN(400_000)) + 13)
+					if random.IntN(10) == 0 {
+						time.Sleep(20 * time.Millisecond) // all go idle
+					}
+					s, err := r.Submit(req)
+					if err != nil {
+						t.Fatal(err)
+					}
+					wg.Go(func() { _, _, _ = finish(s) })
+				}
+				wg.Wait()
+				time.Sleep(time.Second)
+				synctest.Wait()
+				r.stop()
+				checkSets(t, r.rows, len(devices), interval)
+				if told := r.ranks[0].(local).member.told; (told > 0) != (i == 1) {
+					t.Errorf("%d rows of rank 0 were gathered", told)
+				}
+				if n := r.aligner.Dropped(); n != 0 {
+					t.Errorf("%d rows were dropped", n)
+				}
+				runs[i] = r.rows
+			})
+		}
+		if len(runs[0]) < 300/interval || len(runs[0]) != len(runs[1]) {
+			t.Fatalf("%d rows, %d when they are gathered", len(runs[0]), len(runs[1]))
+		}
+		for i := range runs[0] {
+			a, b := &runs[0][i], &runs[1][i]
+			if a.WallNS, b.WallNS = 0, 0; !reflect.DeepEqual(a, b) {
+				t.Fatalf("row %d of rank %d:\n%+v, gathered\n%+v", i, a.Rank, *a, *b)
+			}
+		}
+	}
+}
+
+// TestCardsAreTheirRanks: the requests of a rank share what its own cards have used, and a row tells of the memory of these. What a card
+// that two ranks use has drawn they share, by tokens; of its memory nobody can say what is whose. The process has its memory once.
+func TestCardsAreTheirRanks(t *testing.T) {
+	watts := []float64{100, 500, 300}
+	for _, c := range []struct {
+		cards  [][]int
+		watts  [2]float64 // of a rank's own cards, and its part of the others
+		memory [2]rows.Int
+	}{
+		{[][]int{{0}, {1, 2}}, [2]float64{100, 800}, [2]rows.Int{rows.Some(10), rows.Some(50)}},
+		{[][]int{{0}, {1, 0}}, [2]float64{50, 550}, [2]rows.Int{{}, rows.Some(20)}},
+		{[][]int{{2}, {2}}, [2]float64{150, 150}, [2]rows.Int{}},
+		{nil, [2]float64{}, [2]rows.Int{}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			sink := rows.Sink{Interval: 1}
+			sink.Memory = func(cards []int) rows.Memory {
+				m := rows.Memory{CPU: rows.Some(5), Pinned: rows.Some(6)}
+				for _, card := range cards {
+					m.GPU = rows.Some(m.GPU.V + int64(10*(card+1)))
+				}
+				return m
+			}
+			sink.Energy = func(cards []int) (joules float64, ok bool) {
+				for _, card := range cards {
+					joules += watts[card] * time.Since(start).Seconds()
+				}
+				return joules, len(cards) > 0
+			}
+			dev := small
+			dev.Cost = sim.Cost{Step: 1e6}
+			r := newRig(t, 2, Options{Cards: c.cards, Sink: sink}, dev)
+			var mu sync.Mutex
+			var used [2]float64
+			var wg sync.WaitGroup
+			for i := range 8 {
+				s, err := r.ranks[i%2].Submit(infer.Request{ID: int64(i), Prompt: []int32{1, 2, 3}, MaxTokens: 400, IgnoreEOS: true}) // both are busy to the end
+				if err != nil {
+					t.Fatal(err)
+				}
+				wg.Go(func() {
+					_, done, err := finish(s)
+					if e := done.Report.EnergyJ; err != nil || (e != nil) != (c.watts[s.Rank()] > 0) {
+						t.Errorf("cards %v, rank %d: energy %v, %v", c.cards, s.Rank(), e, err)
+					} else if e != nil {
+						mu.Lock()
+						defer mu.Unlock()
+						used[s.Rank()] += *e
+					}
+				})
+			}
+			wg.Wait()
+			took := time.Since(start).Seconds()
+			time.Sleep(time.Second) // all is told
+			synctest.Wait()
+			r.stop()
+			for rank, w := range c.watts {
+				if math.Abs(used[rank]-w*took) > 0.02*w*took {
+					t.Errorf("cards %v: the requests of rank %d used %.2f J, its cards %.2f", c.cards, rank, used[rank], w*took)
+				}
+			}
+			for i := range r.rows {
+				row := &r.rows[i]
+				want := rows.Memory{GPU: c.memory[row.Rank]}
+				if row.Rank == 0 {
+					want.CPU, want.Pinned = rows.Some(5), rows.Some(6)
+				}
+				if row.Memory != want {
+					t.Fatalf("cards %v: a row of rank %d tells of %+v, want %+v", c.cards, row.Rank, row.Memory, want)
+				}
+			}
 		})
 	}
 }
@@ -289,12 +473,22 @@ func checkSets(t *testing.T, list []rows.Row, ranks, interval int) {
 	for i := 0; i < len(list); i += ranks {
 		set := list[i : i+ranks]
 		all := true
+		on := map[int64]int64{} // the rank of a request
 		for rank := range set {
 			r := &set[rank]
 			if r.Rank != int64(rank) || r.Iter != set[0].Iter || r.Drain != set[0].Drain {
 				t.Fatalf("row %d: rank %d, iteration %d, drain %t in the set of iteration %d", i+rank, r.Rank, r.Iter, r.Drain, set[0].Iter)
 			}
 			all = all && r.Synthetic
+			for _, q := range r.PerReq {
+				if other, ok := on[q.ID]; ok {
+					t.Fatalf("iteration %d: request %d is on rank %d and on rank %d", r.Iter, q.ID, other, r.Rank)
+				}
+				on[q.ID] = r.Rank
+			}
+			if r.PerReq != nil && int64(len(r.PerReq)) < r.Requests.Active {
+				t.Errorf("iteration %d of rank %d: the states of %d requests, %d are active", r.Iter, r.Rank, len(r.PerReq), r.Requests.Active)
+			}
 			if r.Synthetic && (r.Batch.Scheduled.V != 0 || r.Forward.OK || r.IterLatency.OK || r.HostStep.OK) {
 				t.Errorf("iteration %d: a synthetic row of rank %d tells of work: %+v", r.Iter, rank, *r)
 			}
@@ -347,7 +541,7 @@ func TestWhatIsLeftAtTheEndIsTold(t *testing.T) {
 		dev := small
 		dev.Cost = sim.Cost{Step: 1e6}
 		r := newRig(t, 3, Options{Engine: engine.Config{Overlap: true}, Sink: rows.Sink{Interval: 10}}, dev)
-		var open []*engine.Sequence
+		var open []Sequence
 		for i := range 9 {
 			s, err := r.Submit(infer.Request{ID: int64(i), Prompt: []int32{1, 2, 3}, MaxTokens: 200, IgnoreEOS: true})
 			if err != nil {
@@ -408,7 +602,7 @@ func TestALostDeviceEndsAllRanksWithAReason(t *testing.T) {
 		}
 		r := newRigOf(t, Options{Engine: engine.Config{MaxBatchSize: 1}}, devices)
 		r.runs = errFell
-		var open []*engine.Sequence
+		var open []Sequence
 		for i := range 12 {
 			s, err := r.Submit(infer.Request{ID: int64(i), Prompt: []int32{1, 2, 3}, MaxTokens: 200, IgnoreEOS: true})
 			if err != nil {
@@ -416,20 +610,32 @@ func TestALostDeviceEndsAllRanksWithAReason(t *testing.T) {
 			}
 			open = append(open, s)
 		}
-		named := 0
-		for _, s := range open {
-			_, done, err := finish(s)
-			if err != nil || done.Err == nil {
-				t.Errorf("ended with %v, %v", done, err)
-			} else if s.Rank() != 2 && strings.Contains(done.Err.Error(), "rank 2") && errors.Is(done.Err, collective.ErrLost) {
-				named++
-			}
-		}
-		if named != 8 {
-			t.Errorf("%d of 8 requests of the other ranks name the lost one", named)
-		}
+		checkTold(t, open, 2, func(err error) bool { return errors.Is(err, collective.ErrLost) })
 		r.stop()
 	})
+}
+
+// checkTold waits for the ends of 12 requests of three ranks, of which one is lost: those of the others name it, and say as much as
+// told wants.
+func checkTold(t *testing.T, open []Sequence, lost int, told func(error) bool) {
+	t.Helper()
+	others := 0
+	for _, s := range open {
+		_, done, err := finish(s)
+		if err != nil || done.Err == nil {
+			t.Errorf("ended with %v, %v", done, err)
+			continue
+		}
+		if s.Rank() == lost {
+			continue
+		}
+		if others++; !strings.Contains(done.Err.Error(), fmt.Sprintf("rank %d", lost)) || !told(done.Err) {
+			t.Errorf("a request of rank %d does not name the lost one: %v", s.Rank(), done.Err)
+		}
+	}
+	if others < 4 {
+		t.Errorf("%d requests on the other ranks, want about 8 of 12", others)
+	}
 }
 
 func TestARankThatHangsIsNamedWithinTheDeadline(t *testing.T) {
@@ -442,7 +648,7 @@ func TestARankThatHangsIsNamedWithinTheDeadline(t *testing.T) {
 		devices[1].Sleep = func(time.Duration) { <-hang }
 		r := newRigOf(t, Options{Deadline: 2 * time.Second}, devices)
 		r.runs = collective.ErrMissed
-		var open []*engine.Sequence
+		var open []Sequence
 		for i := range 2 {
 			s, err := r.Submit(infer.Request{ID: int64(i), Prompt: []int32{1, 2, 3}, MaxTokens: 100, IgnoreEOS: true})
 			if err != nil {
@@ -469,7 +675,7 @@ func TestTheGroupIsOneCache(t *testing.T) {
 		default:
 			got = append(got, fmt.Sprintf("%d %d %s", ev.Seq, ev.Epoch, ev.Type))
 		}
-	}, 7, newRig(t, 1, Options{}, small).engines[0].Info())
+	}, 7, newRig(t, 1, Options{}, small).info())
 	a, b := c.of(0), c.of(1)
 	stored := kvevent.Event{Type: kvevent.Stored, Blocks: []kvevent.Block{{Hash: 5}}}
 	removed := kvevent.Event{Type: kvevent.Removed, Removed: []blockhash.Hash{5}}
@@ -486,5 +692,32 @@ func TestTheGroupIsOneCache(t *testing.T) {
 	}
 	if len(c.blocks) != 0 {
 		t.Errorf("%d blocks are remembered that nobody has", len(c.blocks))
+	}
+}
+
+// TestNothingThatWasCountedIsLostWhereverTheEndComes ends groups at random moments, also in the middle of a round.
+func TestNothingThatWasCountedIsLostWhereverTheEndComes(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		for seed := range uint64(60) {
+			synctest.Test(t, func(t *testing.T) {
+				random := rand.New(rand.NewPCG(seed, 4))
+				dev := small
+				dev.Shallow, dev.Cost = true, sim.Cost{Step: 20_000, PrefillToken: 500, Decode: 1000}
+				dev.Sleep = func(d time.Duration) { time.Sleep(d + time.Duration(rand.IntN(100_000))) }
+				r := newRig(t, 3, Options{Engine: engine.Config{Overlap: seed%2 == 0, PrefixReuse: true, MaxNumTokens: 64}, Sink: rows.Sink{Interval: 1 + int(seed%3), AllRanks: all}}, dev)
+				list := requests(random, 40, small.Vocab)
+				var l generator
+				var wg sync.WaitGroup
+				end := time.Now().Add(time.Duration(random.IntN(20_000)) * time.Microsecond)
+				for range 6 {
+					mine := rand.New(rand.NewPCG(random.Uint64(), 2))
+					wg.Go(func() { l.run(t, r, mine, list, func() bool { return time.Now().After(end) }) })
+				}
+				wg.Wait()
+				r.stop()
+				checkSets(t, r.rows, 3, 1+int(seed%3))
+				checkSums(t, r.rows, &l)
+			})
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -84,34 +85,132 @@ func TestTextsOfPipelinesAreThoseOfOneDevice(t *testing.T) {
 	}
 }
 
-func TestKVIsHandedOverBetweenPipelinesOfAnyLength(t *testing.T) {
+// TestStepsSayWhenEachStageRanThem: the stages of a step follow each other, each stage runs one step at a time, and they work on
+// different ones at the same time.
+func TestStepsSayWhenEachStageRanThem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		list := requests(rand.New(rand.NewPCG(9, 3)), 12, small.Vocab)
-		for i := range list {
-			list[i].MaxTokens += 2
-		}
-		want := texts(t, list, small)
+		const stages = 3
 		dev := small
-		dev.Cost = sim.Cost{Step: 50_000, PrefillToken: 1000, Decode: 2000, CopyByte: 1}
-		o := Options{Engine: engine.Config{Overlap: true, PrefixReuse: true, MaxNumTokens: 40}}
-		for _, from := range []int{1, 2, 4} {
-			for _, to := range []int{1, 2, 4} {
-				ctx, gen := newPipelines(t, 5-from, from, o, dev), newPipelines(t, to, to, o, dev)
+		dev.Cost, dev.Layers = sim.Cost{Step: 3e6, PrefillToken: 10_000}, 6
+		r := newPipelines(t, 1, stages, Options{Engine: engine.Config{MaxNumTokens: 16}}, dev)
+		busy := make([]map[int64][2]int64, stages) // when a stage ran which iteration
+		for i := range busy {
+			busy[i] = map[int64][2]int64{}
+		}
+		note := func(iter, start int64, cuts []int64, end int64) {
+			t.Helper()
+			if len(cuts) != 2*(stages-1) {
+				t.Fatalf("iteration %d: cuts %v of %d stages", iter, cuts, stages)
+			}
+			at := append(append([]int64{start}, cuts...), end)
+			if !slices.IsSorted(at) {
+				t.Errorf("iteration %d goes through its stages at %v", iter, at)
+			}
+			for i := range stages {
+				busy[i][iter] = [2]int64{at[2*i], at[2*i+1]}
+			}
+		}
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		for i := range 6 {
+			s, err := r.Submit(infer.Request{ID: int64(i), Prompt: make([]int32, 40), MaxTokens: 20, IgnoreEOS: true, ReturnPerfMetrics: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			wg.Go(func() {
+				_, done, err := finish(s)
+				if err != nil || len(done.Report.Chunks) < 3 {
+					t.Errorf("%d chunks, %v", len(done.Report.Chunks), err)
+					return
+				}
+				steps, err := done.Report.Steps.Decode()
+				if err != nil || len(steps.Iter) != 19 {
+					t.Errorf("%d steps, %v", len(steps.Iter), err)
+					return
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				for _, c := range done.Report.Chunks {
+					note(c.Iter, c.ForwardStartNS, c.StageNS, c.ForwardEndNS)
+				}
+				for i, iter := range steps.Iter {
+					var cuts []int64
+					for _, column := range steps.StageNS {
+						cuts = append(cuts, column[i])
+					}
+					note(iter, steps.ForwardStartNS[i], cuts, steps.ForwardEndNS[i])
+				}
+			})
+		}
+		wg.Wait()
+		r.stop()
+		beside := 0
+		for i := range busy {
+			for iter, x := range busy[i] {
+				if next, ok := busy[i][iter+1]; ok && next[0] < x[1] {
+					t.Errorf("stage %d begins iteration %d at %d, before it ended that before at %d", i, iter+1, next[0], x[1])
+				}
+				if other, ok := busy[(i+1)%stages][iter-1]; ok && other[0] < x[1] && x[0] < other[1] {
+					beside++
+				}
+			}
+		}
+		if beside < 20 {
+			t.Errorf("stages worked on different steps at the same time in %d cases", beside)
+		}
+	})
+}
+
+// A node of any number of ranks and stages hands KV over to one of any other.
+func TestKVIsHandedOverBetweenNodesOfAnyShape(t *testing.T) {
+	const most = 4 // of ranks and of stages
+	list := requests(rand.New(rand.NewPCG(9, 3)), 12, small.Vocab)
+	for i := range list {
+		list[i].MaxTokens += 2
+	}
+	for i := range 4 { // and some again, whose prompts are cached by then
+		again := list[i]
+		again.ID = int64(len(list) + 1)
+		list = append(list, again)
+	}
+	type shape struct{ ranks, stages int }
+	var shapes []shape
+	for ranks := 1; ranks <= most; ranks *= 2 {
+		for stages := 1; stages <= most; stages *= 2 {
+			shapes = append(shapes, shape{ranks, stages})
+		}
+	}
+	dev := small
+	dev.Layers = most
+	var want [][]int32
+	synctest.Test(t, func(t *testing.T) { want = texts(t, list, dev) })
+	dev.Cost = sim.Cost{Step: 50_000, PrefillToken: 1000, Decode: 2000, CopyByte: 1}
+	o := Options{Engine: engine.Config{Overlap: true, PrefixReuse: true, MaxNumTokens: 40}}
+	for _, from := range shapes {
+		for _, to := range shapes {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, gen := newPipelines(t, from.ranks, from.stages, o, dev), newPipelines(t, to.ranks, to.stages, o, dev)
+				var reused atomic.Int64
 				var wg sync.WaitGroup
 				for i, req := range list {
 					wg.Go(func() {
-						got, err := handOver(ctx, gen, req)
+						time.Sleep(time.Duration(i) * 300 * time.Microsecond)
+						got, cached, err := handOver(ctx, gen, req)
 						if err != nil || !slices.Equal(got, want[i]) {
-							t.Errorf("%d to %d stages, request %d: %v, want %v, error %v", from, to, i, got, want[i], err)
+							t.Errorf("%v to %v, request %d: %v, want %v, error %v", from, to, i, got, want[i], err)
 						}
+						reused.Add(int64(cached))
 					})
 				}
 				wg.Wait()
+				if reused.Load() == 0 {
+					t.Errorf("%v to %v: nothing was reused", from, to)
+				}
 				ctx.stop()
 				gen.stop()
-			}
+			})
 		}
-	})
+	}
 }
 
 // decode runs so many sequences to their ends and gives the time that their tokens after the first took, and how many those were.
@@ -165,7 +264,7 @@ func TestFourStagesWorkAtTheSameTime(t *testing.T) {
 // BenchmarkPipeline gives the throughput of four stages of 2 ms with four micro-batches as a part of the ideal that the times of the
 // stages allow.
 func BenchmarkPipeline(b *testing.B) {
-	dev := sim.Config{Cost: sim.Cost{Step: 8e6}, MaxSlots: 16}
+	dev := sim.Config{Cost: sim.Cost{Step: 8e6}, MaxSlots: 16, Exact: true, Shallow: true} // what is measured is the engine, not how hard a device checks its KV
 	r := newPipelines(b, 1, 4, Options{Sink: rows.Sink{Interval: 1}}, dev)
 	tokens := max(b.N, 20)
 	took, n := decode(b, r, 16, tokens)

@@ -39,9 +39,9 @@ func order(list []choice, prompt, turn int) {
 
 // candidates are the ranks for a request, best first.
 func (g *Group) candidates(r *infer.Request) []choice {
-	list := make([]choice, len(g.engines))
-	for rank, e := range g.engines {
-		list[rank] = choice{rank: rank, load: e.Load(), queued: e.Queued()}
+	list := make([]choice, len(g.ranks))
+	for i, r := range g.ranks {
+		list[i] = choice{rank: i, load: r.Load(), queued: r.Queued()}
 	}
 	if g.cache != nil {
 		g.cache.match(r, list)
@@ -55,22 +55,22 @@ func (g *Group) candidates(r *infer.Request) []choice {
 }
 
 // place gives a request to the best rank that takes it. It stays there: its KV does.
-func (g *Group) place(r *infer.Request, give func(*engine.Engine) error) (err error) {
-	if len(g.engines) == 1 {
-		return give(g.engines[0])
+func (g *Group) place(r *infer.Request, give func(executor) error) (err error) {
+	if len(g.ranks) == 1 {
+		return give(g.ranks[0])
 	}
 	for _, c := range g.candidates(r) {
-		if err = give(g.engines[c.rank]); !errors.Is(err, engine.ErrQueueFull) {
+		if err = give(g.ranks[c.rank]); !errors.Is(err, engine.ErrQueueFull) {
 			return err
 		}
 	}
 	return err
 }
 
-// Lend leases what the rank with most of it has cached of the beginning of a prompt; see engine.Lend.
-func (g *Group) Lend(tokens []int32) (most *engine.Export) {
-	for _, e := range g.engines {
-		switch x := e.Lend(tokens); {
+// Lend leases what the rank with most of it has cached of the beginning of a prompt; nil if none has any. See engine.Lend.
+func (g *Group) Lend(tokens []int32) (most Export) {
+	for _, r := range g.ranks {
+		switch x := r.Lend(tokens); {
 		case x == nil:
 		case most == nil || x.Tokens() > most.Tokens():
 			if most != nil {
@@ -85,18 +85,18 @@ func (g *Group) Lend(tokens []int32) (most *engine.Export) {
 }
 
 // Submit accepts an Aggregated or ContextOnly request; see engine.Engine.
-func (g *Group) Submit(r infer.Request) (s *engine.Sequence, err error) {
-	err = g.place(&r, func(e *engine.Engine) (err error) {
-		s, err = e.Submit(r)
+func (g *Group) Submit(r infer.Request) (s Sequence, err error) {
+	err = g.place(&r, func(k executor) (err error) {
+		s, err = k.Submit(r)
 		return err
 	})
 	return s, err
 }
 
 // Reserve waits until slot and blocks for a GenerationOnly request are there; see engine.Engine.
-func (g *Group) Reserve(ctx context.Context, r infer.Request) (h *engine.Reservation, err error) {
-	err = g.place(&r, func(e *engine.Engine) (err error) {
-		h, err = e.Reserve(ctx, r)
+func (g *Group) Reserve(ctx context.Context, r infer.Request) (h Reservation, err error) {
+	err = g.place(&r, func(k executor) (err error) {
+		h, err = k.Reserve(ctx, r)
 		return err
 	})
 	return h, err

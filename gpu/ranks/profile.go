@@ -2,6 +2,7 @@ package ranks
 
 import (
 	"context"
+	"errors"
 
 	"meridian.internal/shared/rows"
 )
@@ -9,12 +10,12 @@ import (
 // StartProfile opens a profile window of as many iterations on all ranks, which begins within a few of the same one. The process
 // has one CPU profile: rank 0's.
 func (g *Group) StartProfile(ctx context.Context, r rows.ProfileRequest) (rows.ProfileWindow, error) {
-	w, err := g.engines[0].StartProfile(ctx, r)
+	w, err := g.ranks[0].StartProfile(ctx, r)
 	if err != nil {
 		return w, err
 	}
-	for _, e := range g.engines[1:] {
-		other, err := e.StartProfile(ctx, r)
+	for _, k := range g.ranks[1:] {
+		other, err := k.StartProfile(ctx, r)
 		if err != nil {
 			_, _ = g.StopProfile(ctx) // what has begun is not left open; the first error says why
 			return rows.ProfileWindow{}, err
@@ -26,10 +27,10 @@ func (g *Group) StartProfile(ctx context.Context, r rows.ProfileRequest) (rows.P
 
 // StopProfile ends the windows and waits for their files.
 func (g *Group) StopProfile(ctx context.Context) (rows.ProfileWindow, error) {
-	w, err := g.engines[0].StopProfile(ctx)
-	for _, e := range g.engines[1:] {
-		other, otherErr := e.StopProfile(ctx)
-		if err == nil && otherErr != nil && otherErr != rows.ErrProfileNone {
+	w, err := g.ranks[0].StopProfile(ctx)
+	for _, k := range g.ranks[1:] {
+		other, otherErr := k.StopProfile(ctx)
+		if err == nil && otherErr != nil && !errors.Is(otherErr, rows.ErrProfileNone) {
 			err = otherErr
 		}
 		w.Files = append(w.Files, other.Files...)

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"meridian.internal/gpu/engine"
+	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/sim"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/rows"
@@ -18,8 +18,11 @@ type rig struct {
 	*Group
 	t    testing.TB
 	rows []rows.Row
-	stop func() // ends group and devices and checks the books
-	runs error  // what Run is expected to return
+	made func(*Group) // called before it runs; may be nil
+	stop func()       // ends group and devices and checks the books
+	runs error        // what Run is expected to return
+
+	ended chan error // what it has returned
 }
 
 func newRig(t testing.TB, ranks int, o Options, dev sim.Config) *rig {
@@ -34,10 +37,15 @@ func newRig(t testing.TB, ranks int, o Options, dev sim.Config) *rig {
 // newRigOf makes a group whose devices differ.
 func newRigOf(t testing.TB, o Options, devices []sim.Config) *rig {
 	t.Helper()
+	return (&rig{t: t}).open(o, devices)
+}
+
+func (r *rig) open(o Options, devices []sim.Config) *rig {
+	t := r.t
+	t.Helper()
 	start := time.Now()
 	now := func() int64 { return int64(time.Since(start)) + 1 }
 	o.Engine.Now = now
-	r := &rig{t: t}
 	o.Sink.Put = func(row *rows.Row) { r.rows = append(r.rows, *row) }
 	for _, dev := range devices {
 		dev.Now = now
@@ -50,6 +58,9 @@ func newRigOf(t testing.TB, o Options, devices []sim.Config) *rig {
 	return r.start(o)
 }
 
+// info is that of rank 0's device.
+func (r *rig) info() backend.Info { return r.ranks[0].(local).Engine.Info() }
+
 func (r *rig) start(o Options) *rig {
 	t := r.t
 	t.Helper()
@@ -58,9 +69,12 @@ func (r *rig) start(o Options) *rig {
 		t.Fatal(err)
 	}
 	r.Group = g
+	if r.made != nil {
+		r.made(g)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
-	ran := make(chan error, 1)
-	go func() { ran <- g.Run(ctx) }()
+	r.ended = make(chan error, 1)
+	go func() { r.ended <- g.Run(ctx) }()
 	stopped := false
 	r.stop = func() {
 		if stopped {
@@ -68,7 +82,7 @@ func (r *rig) start(o Options) *rig {
 		}
 		stopped = true
 		cancel()
-		if err := <-ran; !errors.Is(err, r.runs) {
+		if err := <-r.ended; !errors.Is(err, r.runs) {
 			t.Errorf("Run: %v, want %v", err, r.runs)
 		}
 		for _, d := range o.Backends {
@@ -85,7 +99,7 @@ func (r *rig) start(o Options) *rig {
 }
 
 // finish reads a sequence to its end.
-func finish(s *engine.Sequence) (ids []int32, done infer.Done, err error) {
+func finish(s Sequence) (ids []int32, done infer.Done, err error) {
 	for {
 		tokens, d, err := s.Next(context.Background())
 		if err != nil {

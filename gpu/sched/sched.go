@@ -284,8 +284,10 @@ func (s *Scheduler) drop(q *Seq) {
 	if s.cfg.PrefixReuse && len(q.Columns) == 0 { // the next turn of a conversation goes on in the middle of a block
 		s.pool.PublishTail(q.Prefix, q.Tokens[:q.written], q.Blocks)
 	}
+	s.pool.Prefer(q.Blocks, q.Priority, q.Pin)
 	s.pool.Release(q.Blocks)
 	s.dropCopy(q)
+	s.pool.PreferColumns(q.Columns, q.Priority, q.Pin)
 	s.pool.ReleaseColumns(q.Columns)
 	q.Blocks, q.Columns, q.Prefix, q.Computed, q.Cached, q.written, q.dropped = nil, nil, kv.Prefix{}, 0, 0, 0, false
 }

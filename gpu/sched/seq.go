@@ -6,6 +6,7 @@ import "meridian.internal/gpu/kv"
 // tokens become known; the scheduler owns the rest, which the caller may read.
 type Seq struct {
 	Priority int     // higher goes first
+	Pin      bool    // what it leaves in the pool stays before what is not pinned
 	Tokens   []int32 // known tokens, prompt first; at least one
 	Limit    int     // tokens in all, known and sampled, after which nothing more is scheduled
 	Match    int     // at most this many tokens may come from cached blocks

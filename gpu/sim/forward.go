@@ -16,11 +16,12 @@ func (r *runner) begin(b *backend.Batch) {
 		r.memory.copyBlock(c)
 	}
 	r.rows = r.rows[:0]
+	in, _ := b.Hidden.(backend.HostHidden) // as check has seen
 	for i := range b.Entries {
 		e := &b.Entries[i]
 		for q := range e.Queries() {
 			if r.cfg.Stage.First > 0 {
-				r.rows = append(r.rows, fromHidden(b.Hidden[len(r.rows)*hidden:]))
+				r.rows = append(r.rows, fromHidden(in[len(r.rows)*hidden:]))
 				continue
 			}
 			token := r.slots[e.Slot].last
@@ -109,10 +110,11 @@ func (r *runner) load(e *backend.Entry, layer, at int) uint64 {
 // end samples the wanted tokens, or gives the hidden states to the next stage.
 func (r *runner) end(b *backend.Batch, step *backend.Step) {
 	if r.cfg.Stage.End < r.cfg.Layers {
-		step.Hidden = make([]float32, 0, len(r.rows)*hidden)
+		out := make(backend.HostHidden, 0, len(r.rows)*hidden)
 		for _, s := range r.rows {
-			step.Hidden = appendHidden(step.Hidden, s)
+			out = appendHidden(out, s)
 		}
+		step.Hidden = out
 		return
 	}
 	step.Outputs = make([]backend.Output, len(b.Entries))

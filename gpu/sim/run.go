@@ -11,6 +11,7 @@ import (
 // runner is the device's side: it owns the slots and the timeline.
 type runner struct {
 	*Device
+	sleep   func(time.Duration)
 	slots   []slot
 	events  backend.EventSets
 	free    int64 // the timeline: when the last step ended
@@ -25,18 +26,20 @@ type slot struct {
 	plain bool // greedy, without anything that looks at more than the largest logit
 }
 
-func newRunner(d *Device) *runner {
-	return &runner{Device: d, slots: make([]slot, d.cfg.MaxSlots)}
+func newRunner(d *Device, sleep func(time.Duration)) *runner {
+	return &runner{Device: d, sleep: sleep, slots: make([]slot, d.cfg.MaxSlots)}
 }
 
 func (r *runner) run() {
 	for s, ok := r.Steps.Pop(); ok; s, ok = r.Steps.Pop() {
-		r.step(s.Batch, s.Step)
+		r.step(s.Batch, s.Step, s.AtNS)
 		s.Step.Finish()
 	}
 }
 
-func (r *runner) step(b *backend.Batch, step *backend.Step) {
+// step runs a step that was submitted at some time: it starts then or when the one before it has ended, whenever this goroutine
+// came to know of either.
+func (r *runner) step(b *backend.Batch, step *backend.Step, at int64) {
 	if step.Err = r.check(b); step.Err != nil {
 		return
 	}
@@ -44,7 +47,7 @@ func (r *runner) step(b *backend.Batch, step *backend.Step) {
 	if step.Err = err; err != nil {
 		return
 	}
-	start := max(r.cfg.Now(), r.free)
+	start := max(at, r.free)
 	cost := r.cost(b)
 	r.free = start + cost
 	r.begin(b)
@@ -71,7 +74,7 @@ func (r *runner) step(b *backend.Batch, step *backend.Step) {
 
 func (r *runner) sleepUntil(at int64) {
 	if d := at - r.cfg.Now(); d > 0 {
-		r.cfg.Sleep(time.Duration(d))
+		r.sleep(time.Duration(d))
 	}
 }
 
@@ -109,8 +112,8 @@ func (r *runner) check(b *backend.Batch) error {
 		}
 		rows += b.Entries[i].Queries()
 	}
-	if r.cfg.Stage.First > 0 && len(b.Hidden) != rows*hidden {
-		return fmt.Errorf("sim: step %d has %d rows and %d hidden values, %d a row", b.Iter, rows, len(b.Hidden), hidden)
+	if _, err := backend.HiddenOf[backend.HostHidden](b, &info, rows); err != nil {
+		return fmt.Errorf("sim: step %d: %w", b.Iter, err)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -42,6 +43,9 @@ type Config struct {
 	Now     func() int64           // steady clock in ns, for stamps and the timeline; required
 	Fail    func(iter int64) error // fails a step, for tests of what a fault does; may be nil
 	Sleep   func(time.Duration)    // (time.Sleep)
+	// Exact waits for timers of the kernel instead of Sleep, where there are some: time.Sleep of a process that has nothing else
+	// to do ends up to 1 ms late. Not for synctest, whose time such a timer does not know.
+	Exact bool
 }
 
 func (c *Config) setDefaults() {
@@ -99,12 +103,13 @@ func (c *Config) validate() error {
 const hidden = 4
 
 // Device is the back end. Three goroutines work for it until Close: one owns the slots and runs the steps, two copy out
-// and in.
+// and in. Each sleeps by a timer of its own.
 type Device struct {
 	backend.Inbox
 	cfg    Config
 	memory memory
 	wg     sync.WaitGroup
+	timers []*timer // none unless Exact
 }
 
 // New starts a device.
@@ -114,12 +119,46 @@ func New(cfg Config) (*Device, error) {
 		return nil, err
 	}
 	d := &Device{Inbox: backend.NewInbox(), cfg: cfg}
+	var sleeps [3]func(time.Duration)
+	for i := range sleeps {
+		var err error
+		if sleeps[i], err = d.sleep(); err != nil {
+			return nil, errors.Join(fmt.Errorf("sim: %w", err), d.closeTimers())
+		}
+	}
 	d.memory = newMemory(d.Info())
-	d.wg.Go(func() { newRunner(d).run() })
-	d.wg.Go(func() { d.copyAll(d.Out, d.memory.read) })
-	d.wg.Go(func() { d.copyAll(d.In, d.memory.write) })
+	d.wg.Go(func() { newRunner(d, sleeps[0]).run() })
+	d.wg.Go(func() { d.copyAll(d.Out, sleeps[1], d.memory.read) })
+	d.wg.Go(func() { d.copyAll(d.In, sleeps[2], d.memory.write) })
 	return d, nil
 }
+
+// sleep is how one goroutine of the device waits.
+func (d *Device) sleep() (func(time.Duration), error) {
+	if !d.cfg.Exact {
+		return d.cfg.Sleep, nil
+	}
+	t, err := newTimer()
+	if errors.Is(err, errors.ErrUnsupported) {
+		return d.cfg.Sleep, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	d.timers = append(d.timers, t)
+	return t.sleep, nil
+}
+
+func (d *Device) closeTimers() error {
+	var errs []error
+	for _, t := range d.timers {
+		errs = append(errs, t.close())
+	}
+	return errors.Join(errs...)
+}
+
+// Submit implements backend.Backend.
+func (d *Device) Submit(b *backend.Batch) *backend.Step { return d.SubmitAt(b, d.cfg.Now()) }
 
 // Info describes the device.
 func (d *Device) Info() backend.Info {
@@ -134,14 +173,14 @@ func (d *Device) Info() backend.Info {
 }
 
 // copyAll makes the copies of one direction.
-func (d *Device) copyAll(q *backend.Queue[backend.CopyJob], move func(backend.Region, []byte) []byte) {
+func (d *Device) copyAll(q *backend.Queue[backend.CopyJob], sleep func(time.Duration), move func(backend.Region, []byte) []byte) {
 	for j, ok := q.Pop(); ok; j, ok = q.Pop() {
 		j.Run(d.cfg.Now, func(regions []backend.Region, data []byte) error {
 			if err := d.memory.check(regions, len(data)); err != nil {
 				return err
 			}
 			if cost := time.Duration(d.cfg.Cost.CopyByte * float64(len(data))); cost > 0 {
-				d.cfg.Sleep(cost)
+				sleep(cost)
 			}
 			for _, r := range regions {
 				data = move(r, data)
@@ -155,5 +194,5 @@ func (d *Device) copyAll(q *backend.Queue[backend.CopyJob], move func(backend.Re
 func (d *Device) Close() error {
 	d.End()
 	d.wg.Wait()
-	return nil
+	return d.closeTimers()
 }

@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"runtime"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +24,7 @@ func TestConformance(t *testing.T) {
 		"shallow":      {Shallow: true},
 		"windows":      {Windows: []int{0, 40, 7, 40}, WindowBlocks: 600},
 		"all windows":  {Windows: []int{9, 9, 9, 9}},
+		"exact":        {Exact: true, Cost: Cost{Step: 20_000, PrefillToken: 500, Decode: 1000, CopyByte: 0.1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			backendtest.Run(t, backendtest.Options{Stages: true, Open: func(t *testing.T, stage backend.Stage) backend.Backend {
@@ -137,6 +140,60 @@ func TestTimelineFollowsTheCostModel(t *testing.T) {
 			t.Errorf("copy took %d ns, error %v; want 32", c.EndNS-c.StartNS, c.Err)
 		}
 	})
+}
+
+// A device runs what is queued back to back, however late its goroutine comes to know that a step has ended.
+func TestLateWakeUpsDoNotAddUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, Config{Cost: Cost{Step: 1e6}, Sleep: func(d time.Duration) { time.Sleep(d + 300*time.Microsecond) }})
+		defer d.Close()
+		time.Sleep(time.Millisecond)
+		begin := d.cfg.Now()
+		var steps []*backend.Step
+		for i := range 20 {
+			steps = append(steps, d.Submit(&backend.Batch{Iter: int64(i)}))
+		}
+		for i, s := range steps {
+			<-s.Done()
+			if want := begin + int64(i)*1e6; s.Stamps.ForwardStartNS != want || s.Stamps.SampleEndNS != want+1e6 {
+				t.Errorf("step %d ran %+v, want 1 ms from %d on", i, s.Stamps, want)
+			}
+		}
+		if took := d.cfg.Now() - begin; took < 20e6 || took > 20.3e6 {
+			t.Errorf("20 steps took %d ns, want 20 ms and one late wake-up", took)
+		}
+		time.Sleep(time.Millisecond)
+		begin = d.cfg.Now()
+		if s := d.submit(&backend.Batch{}); s.Stamps.ForwardStartNS != begin {
+			t.Errorf("a step on an idle device ran %+v, it was submitted at %d", s.Stamps, begin)
+		}
+	})
+}
+
+func TestAnExactDeviceIsNotAMillisecondLate(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("there are no timers of the kernel")
+	}
+	const cost = 300 * time.Microsecond
+	d := open(t, Config{Cost: Cost{Step: float64(cost)}, Exact: true})
+	for end := time.Now().Add(20 * time.Second); ; { // as long as others use the processors
+		var late []time.Duration
+		for range 100 {
+			s := d.submit(&backend.Batch{})
+			late = append(late, time.Duration(d.cfg.Now()-s.Stamps.SampleEndNS))
+		}
+		slices.Sort(late)
+		if late[0] < 0 {
+			t.Fatalf("a step was done %v before its end", -late[0])
+		}
+		early := late[len(late)/10]
+		if early <= cost {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("9 of 10 steps of %v are late by more than %v", cost, early)
+		}
+	}
 }
 
 func TestBadWorkIsRefused(t *testing.T) {

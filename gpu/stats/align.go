@@ -100,6 +100,37 @@ func (a *Aligner) Add(r *rows.Row) []*rows.Row {
 	return whole
 }
 
+// Whole takes in a set that came together, and gives it if it has a row for each rank, in order and of one iteration, that is newer
+// than what was given before.
+func (a *Aligner) Whole(set []*rows.Row) []*rows.Row {
+	if !a.isSet(set) {
+		a.dropped += int64(len(set))
+		return nil
+	}
+	own(set, a.dropped)
+	return set
+}
+
+func (a *Aligner) isSet(set []*rows.Row) bool {
+	if len(set) != a.ranks {
+		return false
+	}
+	for rank, r := range set {
+		if r.Rank != int64(rank) {
+			return false
+		}
+	}
+	p, alike := a.placeOf(set[0]), true
+	for _, r := range set[1:] {
+		alike = a.placeOf(r) == p && alike
+	}
+	if !alike || p.compare(a.last) <= 0 {
+		return false
+	}
+	a.last = p
+	return true
+}
+
 // Missing gives a row of nothing for each rank that has not told of an iteration that another has: what remains to be added
 // when the ranks have ended, some of them an iteration before others.
 func (a *Aligner) Missing() (list []*rows.Row) {
@@ -121,10 +152,18 @@ func (a *Aligner) drop(n int) {
 	a.open = slices.Delete(a.open, 0, n)
 }
 
-// own leaves each fact to its owner. The queue is that of all ranks: rank 0 tells of it, with the sums over all.
+// own leaves each fact to its owner. The queue is that of all ranks: rank 0 tells of it, with the sums over all. How many
+// iterations a set covers is a fact of all; a rank that ended before the others did not come to the last.
 func own(set []*rows.Row, dropped int64) {
 	first := set[0]
 	first.Dropped = dropped
+	covers := int64(0)
+	for _, r := range set {
+		covers = max(covers, r.Covers)
+	}
+	for _, r := range set {
+		r.Covers = covers
+	}
 	q := &first.Requests
 	for _, r := range set[1:] {
 		a := &r.Requests

@@ -82,6 +82,34 @@ func TestWhatDoesNotBecomeASetIsDroppedAndCounted(t *testing.T) {
 	}
 }
 
+func TestASetThatCameTogetherIsCheckedAllTheSame(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		sets    [][]*rows.Row
+		given   int
+		dropped int64
+	}{
+		{"one after the other", [][]*rows.Row{{told(0, 1, 1), told(1, 1, 1)}, {drained(0, 1), drained(1, 1)}, {told(0, 2, 1), told(1, 2, 1)}}, 3, 0},
+		{"an old one", [][]*rows.Row{{told(0, 2, 1), told(1, 2, 1)}, {told(0, 1, 1), told(1, 1, 1)}}, 1, 2},
+		{"one twice", [][]*rows.Row{{told(0, 2, 1), told(1, 2, 1)}, {told(0, 2, 1), told(1, 2, 1)}}, 1, 2},
+		{"of two iterations", [][]*rows.Row{{told(0, 2, 1), told(1, 3, 1)}}, 0, 2},
+		{"a drain with an iteration", [][]*rows.Row{{drained(0, 2), told(1, 2, 1)}}, 0, 2},
+		{"a rank twice", [][]*rows.Row{{told(1, 2, 1), told(1, 2, 1)}}, 0, 2},
+		{"a rank too few", [][]*rows.Row{{told(0, 2, 1)}}, 0, 1},
+	} {
+		a := NewAligner(2)
+		given := 0
+		for _, set := range c.sets {
+			if a.Whole(set) != nil {
+				given++
+			}
+		}
+		if given != c.given || a.Dropped() != c.dropped {
+			t.Errorf("%s: %d sets and %d dropped, want %d and %d", c.name, given, a.Dropped(), c.given, c.dropped)
+		}
+	}
+}
+
 func TestWhatRanksTellThatEndBeforeOthersIsCompleted(t *testing.T) {
 	a := NewAligner(3)
 	a.Add(told(0, 1, 1))

@@ -10,14 +10,15 @@ import (
 	"meridian.internal/shared/rows"
 )
 
-// BenchmarkIterated is what making a row of each iteration, with KV statistics, adds to a step, by the number of groups of layers;
-// how many blocks there are, a million here, does not matter. Where the row goes is in shared/ledger.
+// BenchmarkIterated is what making a row of each iteration, with KV statistics, adds to a step: how many blocks there are does not
+// matter, how many groups of layers does, of which a row has at most eight. Where the row goes is in shared/ledger.
 func BenchmarkIterated(b *testing.B) {
-	for _, groups := range []int{1, 3, 1000} {
-		b.Run(fmt.Sprintf("groups=%d", groups), func(b *testing.B) {
-			it := engine.Iteration{Pool: kv.New(1<<20/groups, 32, 1, kv.Events{}), NewRequests: 1, Completed: 1, OutputTokens: 256}
+	for _, bb := range []struct{ groups, blocks int }{{1, 1 << 10}, {1, 1 << 20}, {3, 1 << 20}, {rows.MaxGroups, 1 << 20}} {
+		groups := bb.groups
+		b.Run(fmt.Sprintf("groups=%d/blocks=%d", groups, bb.blocks), func(b *testing.B) {
+			it := engine.Iteration{Pool: kv.New(bb.blocks/groups, 32, 1, kv.Events{}), NewRequests: 1, Completed: 1, OutputTokens: 256}
 			for i := range groups - 1 {
-				it.Pool.AddWindow(32*(i+1), 1<<20/groups, 4096)
+				it.Pool.AddWindow(32*(i+1), bb.blocks/groups, 4096)
 			}
 			it.WindowDecodeBlocks = make([]int, groups-1)
 			c, err := New(Options{

@@ -67,52 +67,51 @@ func (l *kvLedger) sample(it *engine.Iteration, r *rows.Row) {
 	sum := rows.KV{Sampled: true}
 	var groups []rows.KV // the row's own: whoever it is given to may keep it
 	if len(l.groups) > 1 {
-		groups = make([]rows.KV, 0, len(l.groups))
+		groups = make([]rows.KV, len(l.groups))
 	}
 	bytes := l.bytes[len(l.bytes)-len(l.groups):]
 	for i, p := range l.look(it) {
-		s := p.Stats()
-		if err := s.Conserved(); err != nil {
+		k := &sum
+		if groups != nil {
+			k = &groups[i]
+		}
+		if err := l.groups[i].sample(k, p, int64(bytes[i])); err != nil {
 			if l.violations++; l.violations == 1 && l.violated != nil {
 				l.violated(err)
 			}
 		}
-		k := l.groups[i].sample(p, &s, int64(bytes[i]))
-		if len(l.groups) == 1 {
-			sum = k
-			break
-		}
-		groups = append(groups, k)
-		sum.AllocTotal += k.AllocTotal
-		sum.AllocNew += k.AllocNew
-		sum.Reused += k.Reused
-		sum.Missed += k.Missed
-		sum.Freed += k.Freed
 	}
 	if groups != nil {
+		for i := range groups {
+			k := &groups[i]
+			sum.AllocTotal += k.AllocTotal
+			sum.AllocNew += k.AllocNew
+			sum.Reused += k.Reused
+			sum.Missed += k.Missed
+			sum.Freed += k.Freed
+			sum.AddDisk(k)
+		}
 		sum.Sum(groups)
 		sum.HitRate = rows.RatioOf(sum.Reused, sum.Reused+sum.Missed)
-		if t := it.Pool.Stats().Disk; t.Max > 0 {
-			sum.DiskMax, sum.DiskUsed, sum.DiskLoaded, sum.DiskStored = groups[0].DiskMax, groups[0].DiskUsed, groups[0].DiskLoaded, groups[0].DiskStored
-			sum.DiskDropped, sum.DiskBroken = groups[0].DiskDropped, groups[0].DiskBroken
-		}
 	}
 	sum.Violations = l.violations
 	r.KV, r.Groups = sum, groups
 }
 
-func (g *kvGroup) sample(p *kv.Pool, s *kv.Stats, bytes int64) rows.KV {
+// sample writes what a row tells of a pool into k, which is empty; an error if its blocks do not add up.
+func (g *kvGroup) sample(k *rows.KV, p *kv.Pool, bytes int64) error {
+	s := p.Stats()
 	moved := func(blocks int64) (n, size rows.Int) { return rows.Some(blocks), rows.Some(blocks * bytes) }
 	d := minus(s.Totals, g.last.Totals)
 	all, reused := s.Reused+s.Loaded+s.Partial, d.Reused+d.Loaded+d.Partial
 	peaks, host := p.TakePeaks()
-	k := rows.KV{
-		Sampled: true, Max: int64(s.Max), Free: int64(s.Free + s.Cached), Used: int64(s.Used + s.Leased), Evictable: int64(s.Cached),
-		PeakFree: int64(peaks.Available), PeakUsed: int64(peaks.Used), PeakEvictable: int64(peaks.Evictable),
-		AllocTotal: s.Allocated + s.Reused, AllocNew: s.Allocated, Reused: all, Missed: s.Missed, Freed: s.Freed,
-		DAllocTotal: d.Allocated + d.Reused, DAllocNew: d.Allocated, DReused: reused, DFullReused: d.Reused + d.Loaded, DPartialReused: d.Partial,
-		DMissed: d.Missed, DGenAlloc: g.decoded, HitRate: rows.RatioOf(all, all+s.Missed), DHitRate: rows.RatioOf(reused, reused+d.Missed),
-	}
+	k.Sampled = true // one by one: a literal would be made elsewhere and copied
+	k.Max, k.Free, k.Used, k.Evictable = int64(s.Max), int64(s.Free+s.Cached), int64(s.Used+s.Leased), int64(s.Cached)
+	k.PeakFree, k.PeakUsed, k.PeakEvictable = int64(peaks.Available), int64(peaks.Used), int64(peaks.Evictable)
+	k.AllocTotal, k.AllocNew, k.Reused, k.Missed, k.Freed = s.Allocated+s.Reused, s.Allocated, all, s.Missed, s.Freed
+	k.DAllocTotal, k.DAllocNew, k.DReused, k.DFullReused, k.DPartialReused = d.Allocated+d.Reused, d.Allocated, reused, d.Reused+d.Loaded, d.Partial
+	k.DMissed, k.DGenAlloc = d.Missed, g.decoded
+	k.HitRate, k.DHitRate = rows.RatioOf(all, all+s.Missed), rows.RatioOf(reused, reused+d.Missed)
 	k.IntraCopyBlocks, k.IntraCopyBytes = moved(g.copied)
 	if h := &s.Host; h.Max > 0 {
 		d := between(h.Moved, g.last.Host.Moved)
@@ -128,8 +127,8 @@ func (g *kvGroup) sample(p *kv.Pool, s *kv.Stats, bytes int64) rows.KV {
 		k.DiskMax, k.DiskUsed, k.DiskLoaded, k.DiskStored = rows.Some(t.Max), rows.Some(t.Used), rows.Some(d.Loaded), rows.Some(d.Stored)
 		k.DiskDropped, k.DiskBroken = rows.Some(d.Dropped), rows.Some(d.Broken)
 	}
-	g.last, g.decoded, g.copied = *s, 0, 0
-	return k
+	g.last, g.decoded, g.copied = s, 0, 0
+	return s.Conserved()
 }
 
 // minus is what was counted between two totals.

@@ -111,19 +111,27 @@ func (c *Collector) Iterated(it *engine.Iteration) {
 // wait for work that may never come: it gets a row of its own.
 func (c *Collector) Idled(it *engine.Iteration) {
 	if c.Carry(it) {
-		c.Drain(it)
+		c.drain(it)
 	}
 }
 
 // Carry takes in what happened since the last iteration, and tells whether there is something that no row has told of.
 func (c *Collector) Carry(it *engine.Iteration) bool {
 	c.carry(it)
-	return c.carried() || c.kv.changed(it)
+	return c.carries(it)
 }
 
-// Drain puts the row of what was carried. A rank does so when any rank has something, and then says whether it had.
+func (c *Collector) carries(it *engine.Iteration) bool { return c.carried() || c.kv.changed(it) }
+
+// Drain takes in what happened since the last iteration and puts the row of what was carried. A rank does so when any rank has
+// something, and then says whether it had.
 func (c *Collector) Drain(it *engine.Iteration) {
-	c.row.Synthetic = !c.Carry(it)
+	c.carry(it)
+	c.drain(it)
+}
+
+func (c *Collector) drain(it *engine.Iteration) {
+	c.row.Synthetic = !c.carries(it)
 	c.row.Drain, c.row.Iter, c.row.StartNS, c.row.WallNS = true, it.Iter, it.EndNS, c.o.Wall()
 	c.put(it, true)
 }

@@ -27,12 +27,22 @@ var update = flag.Bool("update", false, "write the golden files anew")
 // rig is an engine on a simulated device whose rows are kept.
 type rig struct {
 	*engine.Engine
-	t    testing.TB
-	rows []rows.Row
-	stop func()
+	t     testing.TB
+	rows  []rows.Row
+	start func()
+	stop  func()
 }
 
+// newRig starts an engine.
 func newRig(t testing.TB, o Options, cfg engine.Config, dev sim.Config) *rig {
+	t.Helper()
+	r := newRigAtRest(t, o, cfg, dev)
+	r.start()
+	return r
+}
+
+// newRigAtRest makes an engine that is yet to be started: what is submitted until then is there at its first step.
+func newRigAtRest(t testing.TB, o Options, cfg engine.Config, dev sim.Config) *rig {
 	t.Helper()
 	r := &rig{t: t}
 	start := time.Now()
@@ -58,11 +68,13 @@ func newRig(t testing.TB, o Options, cfg engine.Config, dev sim.Config) *rig {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var run sync.WaitGroup
-	run.Go(func() {
-		if err := r.Run(ctx); err != nil {
-			t.Error(err)
-		}
-	})
+	r.start = func() {
+		run.Go(func() {
+			if err := r.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 	r.stop = sync.OnceFunc(func() {
 		cancel()
 		run.Wait()
@@ -311,7 +323,7 @@ func TestIntervalsThatLoseCountsAreRefused(t *testing.T) {
 func TestGoldenRows(t *testing.T) {
 	for _, mode := range []string{"overlap", "non_overlap"} {
 		synctest.Test(t, func(t *testing.T) {
-			r := newRig(t, Options{Interval: 1, MaxActive: 3, Memory: func() rows.Memory {
+			r := newRigAtRest(t, Options{Interval: 1, MaxActive: 3, Memory: func() rows.Memory {
 				return rows.Memory{CPU: rows.Some(int64(123456789)), Pinned: rows.Some(0)}
 			}}, engine.Config{Overlap: mode == "overlap", PrefixReuse: true, RequestStates: true, MaxBatchSize: 3, MaxNumTokens: 16},
 				sim.Config{TokensPerBlock: 4, KVBlocks: 24, Cost: sim.Cost{Step: 2e6, PrefillToken: 1e4, Decode: 1e5}})
@@ -323,6 +335,7 @@ func TestGoldenRows(t *testing.T) {
 				}
 				seqs = append(seqs, s)
 			}
+			r.start()
 			for _, s := range seqs {
 				drain(t, s)
 			}
@@ -347,6 +360,32 @@ func TestAnIdleEngineShowsNoBlocksInUse(t *testing.T) {
 		r.stop()
 		if last := r.rows[len(r.rows)-1]; !last.KV.Sampled || last.KV.Used != 0 || last.KV.Evictable == 0 {
 			t.Errorf("the last row is %+v", last)
+		}
+	})
+}
+
+// A place that is held while nothing runs is told of before any iteration, once.
+func TestWhatComesToAnIdleEngineIsCountedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Options{Interval: 1}, engine.Config{PrefixReuse: true, MaxBatchSize: 4}, sim.Config{TokensPerBlock: 4})
+		req := request(1, 8, 3)
+		req.Kind = infer.GenerationOnly
+		h, err := r.Reserve(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		h.Cancel()
+		time.Sleep(time.Second)
+		r.stop()
+		var sum rows.Requests
+		blocks := int64(0)
+		for i := range r.rows {
+			sum.AddCounts(&r.rows[i].Requests)
+			blocks += r.rows[i].KV.DAllocNew
+		}
+		if want := (rows.Requests{New: 1, NewActive: 1, Cancelled: 1}); sum != want || blocks == 0 || blocks != r.rows[len(r.rows)-1].KV.AllocNew {
+			t.Errorf("rows add up to %+v and %d new blocks, want %+v", sum, blocks, want)
 		}
 	})
 }

@@ -44,9 +44,10 @@ type Key struct {
 const (
 	// Trip is how many legs in a row must fail: fewer may be one broken link or one bad request.
 	Trip = 3
-	// FirstPause is how long a breaker stays open the first time; each probe that fails doubles it up to MaxPause.
+	// FirstPause is how long a breaker stays open the first time; each probe that fails doubles it.
 	FirstPause = time.Second
-	MaxPause   = 15 * time.Second
+	// MaxPause is the longest that a breaker stays open.
+	MaxPause = 15 * time.Second
 	// forget drops breakers of nodes that nothing was sent to for so long.
 	forget = 10 * time.Minute
 )

@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"fmt"
 	"math"
 
 	"gonum.org/v1/plot"
@@ -30,18 +31,18 @@ const heatColumns = 60
 
 // heat shows over time where requests spent it: a column is a slice of time, a row a part of the way to the first token.
 func (d *Data) heat() (*plot.Plot, error) {
-	p := newPlot("Where the time went, over time (log of the mean)", d)
-	p.X.Label.Text = "s since the first request"
 	g := d.grid()
+	m := moreland.Kindlmann()
+	m.SetMin(0)
+	m.SetMax(1)
+	h := plotter.NewHeatMap(g, m.Palette(64))
+	p := newPlot(fmt.Sprintf("Where the time went: means from %.2g ms (dark) to %.2g ms (light)", math.Pow(10, h.Min), math.Pow(10, h.Max)), d)
+	p.X.Label.Text, p.Y.Label.Text = "s since the first request", " " // which keeps the names of rows off the edge
 	labels := make(plot.ConstantTicks, len(groups))
 	for i := range groups {
 		labels[i] = plot.Tick{Value: float64(i), Label: groups[i].name}
 	}
 	p.Y.Tick.Marker = labels
-	m := moreland.Kindlmann()
-	m.SetMin(0)
-	m.SetMax(1)
-	h := plotter.NewHeatMap(g, m.Palette(64))
 	if !(h.Max > h.Min) { // one value everywhere: any range will do
 		h.Min, h.Max = h.Min-1, h.Min+1
 	}
@@ -56,14 +57,14 @@ func (d *Data) grid() grid {
 	}
 	n := min(heatColumns, len(d.sample))
 	n = max(n, 2)
-	width := float64(last-first)/float64(n) + 1
+	width := (float64(last)-float64(first))/float64(n) + 1 // the difference of whole numbers could overflow
 	g := grid{cells: make([][]float64, n), step: width / 1e9}
 	count := make([]int, n)
 	for i := range g.cells {
 		g.cells[i] = make([]float64, len(groups))
 	}
 	for _, s := range d.sample {
-		c := min(n-1, int(float64(s.start-first)/width))
+		c := min(n-1, int((float64(s.start)-float64(first))/width))
 		count[c]++
 		for i, v := range s.parts {
 			g.cells[c][i] += float64(v) / 1e6

@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	adoptAsk = 3 * time.Second // one answer of JetStream
+	adoptAsk   = 3 * time.Second // one answer of JetStream
+	giveUpWait = 5 * time.Second // less than a lease lives
 	// adoptLooks is how many looks in a row must find a router gone: one that is restarted at its place takes its own
 	// records.
 	adoptLooks = 3
@@ -107,25 +108,41 @@ func (c *Collector) adopt(ctx context.Context, stream jetstream.Stream, token st
 	pulling, stop := context.WithCancel(ctx)
 	defer stop()
 	done := make(chan error, 1)
-	go func() { done <- c.pull(pulling, cons, token) }()
-	defer func() {
-		select {
-		case c.in <- message{adopted: token, back: true}: // what is not written is somebody else's now
-		case <-ctx.Done():
+	go func() {
+		err := c.bequeathed(pulling, token, token)
+		if err == nil {
+			err = c.pull(pulling, cons, token)
 		}
+		done <- err
 	}()
 	for {
 		select {
-		case err := <-done:
-			return errors.Join(err, release(ctx, kv, token))
+		case err = <-done:
 		case <-time.After(c.o.AdoptLook):
+			if rev, err = kv.Update(ctx, token, []byte(c.o.Router), rev); err == nil && c.wanted(ctx, cons, token) {
+				continue
+			}
+			stop()
+			<-done
 		}
-		if rev, err = kv.Update(ctx, token, []byte(c.o.Router), rev); err == nil && c.wanted(ctx, cons, token) {
-			continue
-		}
-		stop()
-		<-done
+		c.giveUp(ctx, token)
 		return errors.Join(err, release(ctx, kv, token))
+	}
+}
+
+// giveUp waits until nothing of an adopted router is held here: what is not written is somebody else's now, and of what is
+// written that router is told. Then it may be known that this one is its heir no more.
+func (c *Collector) giveUp(ctx context.Context, token string) {
+	done := make(chan struct{})
+	select {
+	case c.in <- message{adopted: token, back: done}:
+	case <-ctx.Done():
+		return
+	}
+	select {
+	case <-done:
+	case <-time.After(giveUpWait): // the disk, or the stream, refuses
+	case <-ctx.Done():
 	}
 }
 

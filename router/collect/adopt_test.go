@@ -46,17 +46,43 @@ func stream(t *testing.T) (context.Context, *bus.Conn) {
 	return ctx, conn
 }
 
-func TestRecordsOfARouterThatIsGoneAreAdoptedByOneRouter(t *testing.T) {
-	ctx, conn := stream(t)
-	consumerOf(ctx, t, conn, "gone")
-	consumerOf(ctx, t, conn, "alive")
+// registered keeps the registration of a router until the test ends.
+func registered(ctx context.Context, t *testing.T, conn *bus.Conn, router string) {
+	t.Helper()
 	nodes, err := conn.KV(ctx, bus.BucketNodes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := nodes.Put(ctx, "router.alive", []byte("{}")); err != nil {
+	put := func() error {
+		_, err := nodes.Put(ctx, "router."+router, []byte("{}"))
+		return err
+	}
+	if err := put(); err != nil {
 		t.Fatal(err)
 	}
+	until, end := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	t.Cleanup(func() { end(); <-ended })
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(time.Second) // a registration that is not renewed is forgotten
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				_ = put() // the next one comes soon
+			case <-until.Done():
+				return
+			}
+		}
+	}()
+}
+
+func TestRecordsOfARouterThatIsGoneAreAdoptedByOneRouter(t *testing.T) {
+	ctx, conn := stream(t)
+	consumerOf(ctx, t, conn, "gone")
+	consumerOf(ctx, t, conn, "alive")
+	registered(ctx, t, conn, "alive")
 	pub, err := bus.NewPublisher(conn, bus.PublisherOptions{SpoolDir: t.TempDir(), Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +109,7 @@ func TestRecordsOfARouterThatIsGoneAreAdoptedByOneRouter(t *testing.T) {
 	for _, name := range []string{"r1", "r2"} {
 		dir := t.TempDir()
 		dirs = append(dirs, dir)
-		c, err := New(Options{Router: name, Dir: dir, Conn: conn, Logger: quiet, AdoptLook: 20 * time.Millisecond, OnLine: func(l *timeline.Line) { lines <- l }})
+		c, err := New(Options{Router: name, Dir: dir, Conn: conn, Logger: quiet, Grace: time.Minute, AdoptLook: 20 * time.Millisecond, OnLine: func(l *timeline.Line) { lines <- l }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -116,6 +142,160 @@ func TestRecordsOfARouterThatIsGoneAreAdoptedByOneRouter(t *testing.T) {
 	if len(seen) != requests {
 		t.Errorf("%d requests are on disk, want %d", len(seen), requests)
 	}
+}
+
+// A router that is away for long, and has the record of a request in its spool, finds it written by its heir when it is back.
+func TestARouterThatComesBackLateAmendsWhatItsHeirWrote(t *testing.T) {
+	ctx, conn := stream(t)
+	consumerOf(ctx, t, conn, "owner")
+	publish := func(role phase.Role) {
+		r := rec(role, "open")
+		r.Router = "owner"
+		if _, err := conn.JetStream().Publish(ctx, bus.PhaseSubject("owner", role, r.Node), phase.Append(nil, r)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	written := make(chan *timeline.Line, 10)
+	dirs := map[string]string{}
+	start := func(name string) (stop func()) {
+		dirs[name] = t.TempDir()
+		c, err := New(Options{
+			Router: name, Dir: dirs[name], Conn: conn, Logger: quiet, Grace: time.Millisecond, Flush: time.Millisecond, Orphan: 10 * time.Millisecond,
+			AdoptLook: 20 * time.Millisecond, OnLine: func(l *timeline.Line) { written <- l },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Begin("another") // it is known which requests live
+		run, cancel := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() { done <- c.Run(run) }()
+		return func() {
+			t.Helper()
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	next := func(what string) *timeline.Line {
+		t.Helper()
+		select {
+		case l := <-written:
+			return l
+		case <-ctx.Done():
+			t.Fatalf("no line of %s", what)
+			return nil
+		}
+	}
+	publish(phase.Ctx)
+	stopHeir := start("heir")
+	if l := next("the heir"); l.Amends || l.Complete || l.Router != "owner" {
+		t.Fatalf("the heir wrote %+v", l)
+	}
+	stopHeir() // it is gone too, and another one is the heir of what comes late
+	publish(phase.Gen)
+	stopNext := start("next")
+	if l := next("the next heir"); !l.Amends || l.Complete || len(l.Phases) != 2 {
+		t.Fatalf("the next heir wrote %+v", l)
+	}
+	stopNext()
+	publish(phase.Disagg) // from the spool of the owner
+	stopOwner := start("owner")
+	if l := next("the owner"); !l.Amends || !l.Complete {
+		t.Errorf("the owner wrote a line with amends %v, complete %v, missing %v", l.Amends, l.Complete, l.Missing)
+	}
+	stopOwner()
+	for name, want := range map[string]int{"heir": 1, "next": 0, "owner": 0} {
+		n := 0
+		for _, l := range readDir(dirs[name]) {
+			if !l.Amends {
+				n++
+			}
+		}
+		if n != want {
+			t.Errorf("%d lines in the files of %s, want %d", n, name, want)
+		}
+	}
+}
+
+// An heir that died after it wrote a line, and before it left a copy, leaves it when it is back.
+func TestAnHeirThatDiedBetweenLineAndCopyLeavesTheCopyLater(t *testing.T) {
+	ctx, conn := stream(t)
+	consumerOf(ctx, t, conn, "owner")
+	of := func(role phase.Role, id string) *phase.Record {
+		r := rec(role, id)
+		r.Router = "owner"
+		return r
+	}
+	publish := func(list ...*phase.Record) {
+		for _, r := range list {
+			if _, err := conn.JetStream().Publish(ctx, bus.PhaseSubject("owner", r.Role, r.Node), phase.Append(nil, r)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	dirs := map[string]string{"heir": t.TempDir(), "owner": t.TempDir()}
+	start := func(name string, conn *bus.Conn) (c *Collector, stop func()) {
+		c, err := New(Options{
+			Router: name, Dir: dirs[name], Conn: conn, Logger: quiet, Grace: time.Millisecond, Flush: time.Millisecond, Orphan: time.Millisecond, AdoptLook: 20 * time.Millisecond,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		run, cancel := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() { done <- c.Run(run) }()
+		return c, func() {
+			t.Helper()
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	lines := func(name string, want ...string) {
+		t.Helper()
+		got := shape(readDir(dirs[name]))
+		if slices.Sort(got); !slices.Equal(got, want) {
+			t.Errorf("the files of %s have %q, want %q", name, got, want)
+		}
+	}
+	acknowledged := func() {
+		t.Helper()
+		for {
+			cons, err := conn.JetStream().Consumer(ctx, bus.StreamPhases, consumerPrefix+"owner")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i := cons.CachedInfo(); i.NumPending+uint64(i.NumAckPending) == 0 {
+				return
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+	whole := []*phase.Record{of(phase.Disagg, "whole"), of(phase.Ctx, "whole"), of(phase.Gen, "whole")}
+	c, stop := start("heir", nil) // it cannot tell anybody
+	for _, r := range append(whole, of(phase.Ctx, "part")) {
+		c.in <- message{rec: r}
+	}
+	for _, id := range []string{"part", "whole"} {
+		for _, ok := c.Find(id); !ok; _, ok = c.Find(id) {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	stop()
+	lines("heir", "part -disagg", "whole complete")
+	publish(append(whole, of(phase.Ctx, "part"))...)
+	_, stop = start("heir", conn)
+	acknowledged()
+	stop()
+	lines("heir", "part -disagg", "whole complete")
+	publish(of(phase.Disagg, "whole"), of(phase.Disagg, "part"), of(phase.Gen, "part")) // from the spool of the owner
+	_, stop = start("owner", conn)
+	acknowledged()
+	stop()
+	lines("owner", "part amends -gen gen0 sub 0 attempt 0", "part complete amends")
 }
 
 func TestARouterThatComesBackWritesWhatItsHeirHasNot(t *testing.T) {
@@ -160,13 +340,7 @@ func TestARouterThatComesBackWritesWhatItsHeirHasNot(t *testing.T) {
 		default:
 		}
 	}
-	nodes, err := conn.KV(ctx, bus.BucketNodes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := nodes.Put(ctx, "router.owner", []byte("{}")); err != nil {
-		t.Fatal(err)
-	}
+	registered(ctx, t, conn, "owner")
 	leases, err := conn.KV(ctx, bus.BucketAdoptions)
 	if err != nil {
 		t.Fatal(err)

@@ -47,18 +47,21 @@ type Options struct {
 	MaxBytes  int64                 // size at which files are rotated; 0: 256 MiB
 	MaxTotal  int64                 // size of all files of timelines; the oldest are removed. 0: no limit
 	Compress  bool                  // files that are complete are compressed
+	Sync      bool                  // lines are synced to the disk before their records are acknowledged
 }
 
 // Collector merges. Its methods are safe for concurrent use.
 type Collector struct {
-	o       Options
-	log     *slog.Logger
-	in      chan message
-	closed  chan sealing // files that are complete, from Run to the sealer
-	lines   *jsonl.Writer
-	amends  *jsonl.Writer
-	metrics *metrics
-	recent  *recent
+	o        Options
+	log      *slog.Logger
+	in       chan message
+	hurry    chan struct{} // one token: somebody waits for a line
+	closed   chan sealing  // files that are complete, from Run to the sealer
+	bequests chan bequest  // from Run to who tells them
+	lines    *jsonl.Writer
+	amends   *jsonl.Writer
+	metrics  *metrics
+	recent   *recent
 
 	mu      sync.Mutex // guards live, expects and announced
 	live    map[string]struct{}
@@ -87,7 +90,11 @@ type message struct {
 	ack    ack // nil: nobody waits
 	// adopted is the router (the token of its name) whose record this is, when that is gone and not this one.
 	adopted string
-	back    bool // there is no record: the router adopted is back, or has another heir
+	// back says that there is no record: the router adopted is back, or has another heir. It is closed once nothing of that
+	// router's is held here any more.
+	back chan<- struct{}
+	// inherited is, instead of a record, a line that another router wrote while this one was gone.
+	inherited *timeline.Line
 }
 
 // ack tells the stream that a record is safe, or (alive) that it is still wanted.
@@ -103,8 +110,9 @@ func New(o Options) (*Collector, error) {
 	}
 	setDefaults(&o)
 	c := &Collector{
-		o: o, log: o.Logger, in: make(chan message, inputs), live: map[string]struct{}{}, open: map[string]*request{},
+		o: o, log: o.Logger, in: make(chan message, inputs), hurry: make(chan struct{}, 1), live: map[string]struct{}{}, open: map[string]*request{},
 		recent: newRecent(o.Recent), written: newRing(rememberLines), closed: make(chan sealing, 64),
+		bequests: make(chan bequest, 1024),
 	}
 	var err error
 	if c.lines, err = jsonl.Open(c.fileOptions(".jsonl")); err != nil {
@@ -156,7 +164,7 @@ func setDefaults(o *Options) {
 
 func (c *Collector) fileOptions(suffix string) jsonl.Options {
 	return jsonl.Options{
-		Dir: c.o.Dir, Prefix: filePrefix, Suffix: suffix, MaxBytes: c.o.MaxBytes, MaxTotal: c.o.MaxTotal, Logger: c.log,
+		Dir: c.o.Dir, Prefix: filePrefix, Suffix: suffix, MaxBytes: c.o.MaxBytes, MaxTotal: c.o.MaxTotal, Sync: c.o.Sync, Logger: c.log,
 		Beside: []string{traces.IndexSuffix}, Closed: c.fileClosed,
 	}
 }
@@ -211,7 +219,9 @@ func (c *Collector) Run(ctx context.Context) error {
 	defer cancel()
 	wg.Go(c.seal)
 	defer close(c.closed)
+	defer close(c.bequests)
 	if c.o.Conn != nil {
+		wg.Go(func() { c.tellBequests(consuming) })
 		wg.Go(func() { c.consume(consuming, c.o.Router) })
 		wg.Go(func() { c.adoptDead(consuming) })
 	}
@@ -229,12 +239,16 @@ func (c *Collector) loop(stop <-chan struct{}, enough func() bool) {
 	defer tick.Stop()
 	alive := time.NewTicker(keepAlive)
 	defer alive.Stop()
+	gathered := time.NewTimer(0)
+	defer gathered.Stop()
 	for {
 		select {
 		case <-stop:
 			return
 		case m := <-c.in:
 			c.take(m)
+			c.takeAll()
+			c.gather(gathered)
 		case <-tick.C:
 			c.expire(time.Now())
 			c.retryAmendments()
@@ -248,17 +262,40 @@ func (c *Collector) loop(stop <-chan struct{}, enough func() bool) {
 	}
 }
 
-// finish takes what is in the channel already, writes it and closes.
-func (c *Collector) finish() error {
+// gatherTime is how long messages gather while requests come one after another: to take each alone would wake Run for each, and
+// cost the request that is about to end its processor.
+const gatherTime = 2 * time.Millisecond
+
+// gather lets messages come together, unless somebody waits for a line.
+func (c *Collector) gather(t *time.Timer) {
+	c.mu.Lock()
+	awaited := len(c.expects) > 0
+	c.mu.Unlock()
+	if awaited {
+		return
+	}
+	t.Reset(gatherTime)
+	select {
+	case <-t.C:
+	case <-c.hurry:
+	}
+}
+
+// takeAll takes what is in the channel already.
+func (c *Collector) takeAll() {
 	for {
 		select {
 		case m := <-c.in:
 			c.take(m)
-			continue
 		default:
+			return
 		}
-		break
 	}
+}
+
+// finish takes what is in the channel already, writes it and closes.
+func (c *Collector) finish() error {
+	c.takeAll()
 	for r := c.order.front(); r != nil; r = c.order.front() {
 		c.order.pop()
 		// Without a stream nobody would bring the records again: write what there is.

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -25,7 +24,7 @@ import (
 	"meridian.internal/shared/phase"
 )
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)
 
 const kernel = "00000000000000aa."
 
@@ -401,7 +400,7 @@ func TestRecordsComeThroughTheStreamAndSurviveTheDeathOfTheRouter(t *testing.T) 
 		}
 	}
 	lines := make(chan *timeline.Line, 10)
-	c, err := New(Options{Router: "r0", Dir: dir, Conn: conn, Publisher: pub, Logger: quiet, OnLine: func(l *timeline.Line) { lines <- l }})
+	c, err := New(Options{Router: "r0", Dir: dir, Conn: conn, Publisher: pub, Logger: quiet, Grace: time.Minute, OnLine: func(l *timeline.Line) { lines <- l }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -490,4 +489,41 @@ func TestExpectedLineComesOnce(t *testing.T) {
 	if l := <-first; l.RequestID != "a" || len(c.expects) != 0 || len(first) != 0 {
 		t.Errorf("got %s; %d still wait", l.RequestID, len(c.expects))
 	}
+}
+
+// Records gather for a moment, but not those of a line that somebody waits for.
+func TestWhoWaitsForALineGetsItAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, stop := start(t, Options{Dir: t.TempDir()})
+		add := func(id string) {
+			r := rec(phase.Disagg, id)
+			r.Legs = []phase.Leg{} // no other record is to come
+			if err := c.Add(r); err != nil {
+				t.Error(err)
+			}
+			synctest.Wait()
+		}
+		add("a")
+		add("b")
+		if _, there := c.Find("b"); there {
+			t.Error("b was taken alone")
+		}
+		line, _ := c.Expect("c")
+		add("c")
+		select {
+		case l := <-line:
+			if _, there := c.Find("b"); !there || l.RequestID != "c" {
+				t.Errorf("got %s; b is there: %v", l.RequestID, there)
+			}
+		default:
+			t.Error("the line of c is not there at once")
+		}
+		add("d")
+		time.Sleep(gatherTime)
+		synctest.Wait()
+		if _, there := c.Find("d"); !there {
+			t.Error("d was not taken after the time to gather")
+		}
+		stop()
+	})
 }

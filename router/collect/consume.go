@@ -54,6 +54,9 @@ func (c *Collector) consumeOnce(ctx context.Context, router string) error {
 	if err != nil {
 		return fmt.Errorf("make consumer of router %s: %w", router, err)
 	}
+	if err := c.inherit(ctx); err != nil {
+		return err
+	}
 	return c.pull(ctx, cons, "")
 }
 

@@ -12,6 +12,10 @@ func (c *Collector) Expect(requestID string) (line <-chan *timeline.Line, forget
 		c.expects = map[string]chan<- *timeline.Line{}
 	}
 	c.expects[requestID] = ch
+	select {
+	case c.hurry <- struct{}{}:
+	default:
+	}
 	return ch, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()

@@ -2,6 +2,7 @@ package collect
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"sync"
 
@@ -10,60 +11,72 @@ import (
 	"meridian.internal/router/traces"
 )
 
-// indexLines bounds the index of lines that are no longer in memory. Older ones are found by the index of their file.
-const indexLines = 100_000
+// indexIDs bounds the index of lines. Older ones are found by the index of their file.
+const indexIDs = 100_000
+
+// keepLine is the memory that is used again for another line.
+const keepLine = 16 << 10
 
 // recent keeps the last lines, and where those before them are on disk. It is written by Run and read by HTTP handlers.
 type recent struct {
-	mu    sync.Mutex // guards what follows; short reads and writes only
-	lines []kept     // ring
-	next  int
-	byID  map[string]int            // request id or client's id -> place in lines
-	index map[string]jsonl.Location // request id or client's id -> file
-	order []string                  // ids of the index by age, a ring
+	mu    sync.Mutex        // guards what follows; short reads and writes only
+	lines []json.RawMessage // ring: line n lies at n % len; readers get copies
+	n     int64             // of the next line
+	index map[string]place  // by request id or client's id
+	order []string          // ids of the index by age, a ring
 	old   int
 }
 
-type kept struct {
-	ids  [2]string
-	line json.RawMessage
+// place is where a line is: in memory while it is among the last ones, and on disk.
+type place struct {
+	n  int64
+	at jsonl.Location
 }
 
 func newRecent(n int) *recent {
-	return &recent{lines: make([]kept, n), byID: map[string]int{}, index: map[string]jsonl.Location{}, order: make([]string, 0, 1024)}
+	return &recent{lines: make([]json.RawMessage, n), index: map[string]place{}, order: make([]string, 0, 1024)}
 }
 
 func (r *recent) add(l *timeline.Line, line []byte, at jsonl.Location) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	old := &r.lines[r.next]
-	for _, id := range old.ids {
-		if i, ok := r.byID[id]; ok && i == r.next {
-			delete(r.byID, id)
-		}
+	kept := &r.lines[r.n%int64(len(r.lines))]
+	if cap(*kept) > keepLine {
+		*kept = nil
 	}
-	*old = kept{ids: [2]string{strings.Clone(l.RequestID), strings.Clone(l.ClientRequestID)}, line: line}
-	for _, id := range old.ids {
+	*kept = append((*kept)[:0], line...)
+	for _, id := range [...]string{l.RequestID, l.ClientRequestID} {
 		if id != "" {
-			r.byID[id] = r.next
-			r.remember(id, at)
+			r.remember(strings.Clone(id), place{r.n, at})
 		}
 	}
-	r.next = (r.next + 1) % len(r.lines)
+	r.n++
 }
 
 // remember adds to the index and drops its oldest entry when it is full.
-func (r *recent) remember(id string, at jsonl.Location) {
-	if _, ok := r.index[id]; !ok {
-		if len(r.order) < indexLines {
-			r.order = append(r.order, id)
-		} else {
-			delete(r.index, r.order[r.old])
-			r.order[r.old] = id
-			r.old = (r.old + 1) % indexLines
-		}
+func (r *recent) remember(id string, at place) {
+	before := len(r.index)
+	if r.index[id] = at; len(r.index) == before {
+		return // a newer line of the same request
 	}
-	r.index[id] = at
+	if len(r.order) < indexIDs {
+		r.order = append(r.order, id)
+		return
+	}
+	delete(r.index, r.order[r.old])
+	r.order[r.old] = id
+	r.old = (r.old + 1) % indexIDs
+}
+
+// find returns a copy of the newest line of an id if it is in memory, or else where it is; not ok: the index does not know.
+func (r *recent) find(id string) (line json.RawMessage, at jsonl.Location, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p, ok := r.index[id]
+	if ok && r.n-p.n <= int64(len(r.lines)) {
+		line = slices.Clone(r.lines[p.n%int64(len(r.lines))])
+	}
+	return line, p.at, ok
 }
 
 // Recent returns the last lines, the newest first.
@@ -71,28 +84,20 @@ func (c *Collector) Recent(limit int) []json.RawMessage {
 	r := c.recent
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n := len(r.lines)
-	limit = max(0, min(limit, n))
+	limit = int(max(0, min(int64(limit), r.n, int64(len(r.lines)))))
 	out := make([]json.RawMessage, 0, limit)
-	for i := 1; i <= n && len(out) < limit; i++ {
-		if k := r.lines[(r.next-i+n)%n]; k.line != nil {
-			out = append(out, k.line)
-		}
+	for n := r.n - 1; len(out) < limit; n-- {
+		out = append(out, slices.Clone(r.lines[n%int64(len(r.lines))]))
 	}
 	return out
 }
 
 // Find returns the newest line of a request, by the router's id or the client's.
 func (c *Collector) Find(id string) (json.RawMessage, bool) {
-	r := c.recent
-	r.mu.Lock()
-	if i, ok := r.byID[id]; ok {
-		line := r.lines[i].line
-		r.mu.Unlock()
+	line, at, ok := c.recent.find(id)
+	if line != nil {
 		return line, true
 	}
-	at, ok := r.index[id]
-	r.mu.Unlock()
 	if ok {
 		if b, err := jsonl.At(at); err == nil {
 			return b, true

@@ -2,7 +2,6 @@ package collect
 
 import (
 	"cmp"
-	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -14,8 +13,6 @@ import (
 // rememberBytes is how much of the newest files is read at the start. It covers every line whose acknowledgements may
 // have been lost when the last process died: those of one flush, and of what other routers wrote meanwhile.
 const rememberBytes = 64 << 20
-
-var errEnough = errors.New("enough")
 
 // remember reads the newest lines, so that redelivered records find them written.
 func (c *Collector) remember() error {
@@ -63,10 +60,10 @@ func (c *Collector) rememberFile(path string, from int64) {
 			return nil // bin/timeline check reports it; here it is no line of ours
 		}
 		c.written.remembered(l)
-		c.recent.add(l, slices.Clone(b), jsonl.Location{Path: path, Offset: offset, Len: len(b)})
+		c.recent.add(l, b, jsonl.Location{Path: path, Offset: offset, Len: len(b)})
 		return nil
 	}, func(int, error) {})
-	if err != nil && !errors.Is(err, errEnough) {
+	if err != nil {
 		c.log.Warn("older timelines cannot be read", "file", path, "error", err)
 	}
 }

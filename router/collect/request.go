@@ -87,16 +87,7 @@ func (r *request) joinSteps() (joined bool) {
 		}
 		all := new(infer.Steps)
 		for _, s := range sp.parts {
-			all.Step = append(all.Step, s.Step...)
-			all.Iter = append(all.Iter, s.Iter...)
-			all.ForwardStartNS = append(all.ForwardStartNS, s.ForwardStartNS...)
-			all.ForwardEndNS = append(all.ForwardEndNS, s.ForwardEndNS...)
-			all.SampleEndNS = append(all.SampleEndNS, s.SampleEndNS...)
-			all.TokenNS = append(all.TokenNS, s.TokenNS...)
-			all.KVTokens = append(all.KVTokens, s.KVTokens...)
-			all.BatchSize = append(all.BatchSize, s.BatchSize...)
-			all.Tokens = append(all.Tokens, s.Tokens...)
-			all.Truncated = s.Truncated
+			all.Join(s)
 		}
 		p.Steps, joined = all, true
 	}

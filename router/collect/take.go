@@ -1,8 +1,8 @@
 package collect
 
 import (
-	"bytes"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 	"unique"
@@ -13,8 +13,17 @@ import (
 
 // take adds one message to its request, and writes the line if it was the last that was missing.
 func (c *Collector) take(m message) {
-	if m.back {
+	switch {
+	case m.back != nil:
 		c.giveBack(m.adopted)
+		c.unacked = append(c.unacked, bequest{to: c.bequests, done: m.back}) // told after all that are written
+		c.flush()
+		return
+	case m.inherited != nil:
+		if c.written.find(m.inherited.RequestID) == nil {
+			w := c.written.remembered(m.inherited)
+			w.adopted, w.told = m.adopted, true
+		}
 		return
 	}
 	id, key := m.header.RequestID, timeline.Key{Role: m.header.Role, Node: m.header.Node, Sub: m.header.Sub, Attempt: m.header.Attempt}
@@ -131,7 +140,7 @@ func (c *Collector) write(r *request) {
 		return
 	}
 	l := c.merger.Merge(r.parts, c.o.Clocks)
-	if !c.emit(c.lines, l, r.acks) {
+	if !c.emit(c.lines, l, c.bequeath(r.adopted, l, r.acks)) {
 		return
 	}
 	c.written.add(r, l.Complete)
@@ -140,12 +149,17 @@ func (c *Collector) write(r *request) {
 
 // late handles a record or steps whose line is written: a copy is acknowledged, something new amends the line.
 func (c *Collector) late(w *writtenLine, m message, key timeline.Key) {
+	if w.adopted == "" {
+		w.adopted = m.adopted // it was found on disk, where nothing says for whom it was written
+	}
 	if !w.lacks(m, key) {
 		c.metrics.duplicates.Inc()
 		switch {
 		case m.ack == nil:
 		case w.waits:
 			w.rest.acks = append(w.rest.acks, m.ack)
+		case w.adopted != "" && !w.told:
+			c.unacked = append(c.unacked, c.retell(w, m.ack)...)
 		default:
 			c.unacked = append(c.unacked, m.ack) // its line may still be in memory
 		}
@@ -167,12 +181,24 @@ func (c *Collector) late(w *writtenLine, m message, key timeline.Key) {
 	c.writeAmendment(w)
 }
 
+// retell makes the acknowledgement of a copy whose line is on disk, though the router that is gone may not have been told of it: the
+// process that wrote it died before.
+func (c *Collector) retell(w *writtenLine, a ack) []ack {
+	text, _ := c.Find(w.id)
+	l, err := timeline.Parse(text)
+	if err != nil { // removed, by its age or size
+		return []ack{a}
+	}
+	w.told = true
+	return c.bequeath(w.adopted, l, []ack{a})
+}
+
 // writeAmendment appends the newest line of a request to the amendments. What cannot be written is tried again with every
 // flush; until then nothing of it is acknowledged, and a copy of it waits too.
 func (c *Collector) writeAmendment(w *writtenLine) {
 	l := c.merger.Merge(w.rest.parts, c.o.Clocks)
 	l.Amends = true
-	if !c.emit(c.amends, l, w.rest.acks) {
+	if !c.emit(c.amends, l, c.bequeath(w.adopted, l, w.rest.acks)) {
 		if !w.waits {
 			w.waits = true
 			c.amend = append(c.amend, w)
@@ -180,7 +206,7 @@ func (c *Collector) writeAmendment(w *writtenLine) {
 		return
 	}
 	c.metrics.amended.Inc()
-	w.waits, w.rest.acks = false, nil
+	w.waits, w.told, w.rest.acks = false, true, nil
 	if l.Complete {
 		w.rest = nil
 	}
@@ -201,11 +227,10 @@ func (c *Collector) retryAmendments() {
 // emit appends a line to a file's memory and shows it to readers.
 func (c *Collector) emit(to *jsonl.Writer, l *timeline.Line, acks []ack) bool {
 	c.line = timeline.Append(c.line[:0], l)
-	line := bytes.Clone(c.line) // readers keep it
-	at, err := to.Append(line)
+	at, err := to.Append(c.line)
 	if errors.Is(err, jsonl.ErrFull) {
 		c.flush()
-		at, err = to.Append(line)
+		at, err = to.Append(c.line)
 	}
 	if err != nil {
 		// Not acknowledged: the stream brings the records again when the disk has recovered.
@@ -214,7 +239,7 @@ func (c *Collector) emit(to *jsonl.Writer, l *timeline.Line, acks []ack) bool {
 		return false
 	}
 	c.unacked = append(c.unacked, acks...)
-	c.recent.add(l, line, at)
+	c.recent.add(l, c.line, at)
 	c.expected(l)
 	if c.o.OnLine != nil {
 		c.o.OnLine(l)
@@ -240,11 +265,14 @@ func (c *Collector) flush() {
 		c.metrics.failing.Set(0)
 		c.log.Info("timelines are written again")
 	}
-	for i, a := range c.unacked {
-		c.acknowledge(a)
-		c.unacked[i] = nil
+	later := c.unacked[:0]
+	for _, a := range c.unacked {
+		if !c.acknowledge(a) {
+			later = append(later, a)
+		}
 	}
-	c.unacked = c.unacked[:0]
+	clear(c.unacked[len(later):])
+	c.unacked = later
 }
 
 // complain logs the first error of a row.
@@ -256,25 +284,31 @@ func (c *Collector) complain(err error) {
 	}
 }
 
-func (c *Collector) acknowledge(a ack) {
+// acknowledge says whether it is done with; false: it is to be tried again.
+func (c *Collector) acknowledge(a ack) bool {
 	if a == nil {
-		return
+		return true
 	}
-	if err := a.Ack(); err != nil {
+	err := a.Ack()
+	if errors.Is(err, errLater) {
+		return false
+	}
+	if err != nil {
 		c.metrics.ackErrors.Inc() // it comes again and is recognised
 	}
+	return true
 }
 
-// keepAlive asks the stream not to bring again what is still waiting here.
+// keepAlive asks the stream not to bring again what is still waiting here; if it does, the copy is recognised.
 func (c *Collector) keepAlive() {
 	for _, r := range c.open {
 		for _, a := range r.acks {
-			a.InProgress()
+			_ = a.InProgress()
 		}
 	}
 	for _, a := range c.unacked {
 		if a != nil {
-			a.InProgress()
+			_ = a.InProgress()
 		}
 	}
 }
@@ -286,6 +320,9 @@ type writtenLine struct {
 	rest *request // nil once complete
 	// waits says that an amendment of it could not be written: rest has what is to be acknowledged with it.
 	waits bool
+	// adopted is as in message: whose line it is. That router knows of it, or will before the records are acknowledged: told.
+	adopted string
+	told    bool
 }
 
 // lacks says whether a message brings something that the line does not have.
@@ -296,14 +333,7 @@ func (w *writtenLine) lacks(m message, k timeline.Key) bool {
 	return w.rest != nil && !w.rest.hasSteps(k)
 }
 
-func (w *writtenLine) has(k timeline.Key) bool {
-	for _, x := range w.keys {
-		if x == k {
-			return true
-		}
-	}
-	return false
-}
+func (w *writtenLine) has(k timeline.Key) bool { return slices.Contains(w.keys, k) }
 
 // ring remembers the last lines.
 type ring struct {
@@ -319,7 +349,7 @@ func newRing(n int) *ring {
 func (g *ring) find(id string) *writtenLine { return g.byID[id] }
 
 func (g *ring) add(r *request, complete bool) {
-	w := &writtenLine{id: strings.Clone(r.id), keys: make([]timeline.Key, 0, len(r.parts))}
+	w := &writtenLine{id: strings.Clone(r.id), keys: make([]timeline.Key, 0, len(r.parts)), adopted: r.adopted, told: true}
 	for _, p := range r.parts {
 		w.keys = append(w.keys, keptKey(timeline.KeyOf(p.Record)))
 	}
@@ -345,8 +375,8 @@ func keptKey(k timeline.Key) timeline.Key {
 	return k
 }
 
-// remembered is a line found on disk at the start.
-func (g *ring) remembered(l *timeline.Line) {
+// remembered is a line found on disk at the start, or written by another router.
+func (g *ring) remembered(l *timeline.Line) *writtenLine {
 	w := &writtenLine{id: strings.Clone(l.RequestID)}
 	for _, p := range l.Phases {
 		w.keys = append(w.keys, keptKey(timeline.Key{Role: p.Role, Node: p.Node, Sub: p.Sub, Attempt: p.Attempt}))
@@ -358,4 +388,5 @@ func (g *ring) remembered(l *timeline.Line) {
 		}
 	}
 	g.put(w)
+	return w
 }

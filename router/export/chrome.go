@@ -6,6 +6,7 @@ import (
 
 	"meridian.internal/router/timeline"
 	"meridian.internal/shared/jsonline"
+	"meridian.internal/shared/rows"
 )
 
 // chrome writes Chrome's trace-event format, which ui.perfetto.dev and chrome://tracing open.
@@ -71,15 +72,20 @@ func appendFixed(b []byte, v int64, digits int) []byte {
 	return b
 }
 
-func (c *chrome) track(process, track string) (pid, tid int64, err error) {
-	pid, ok := c.pids[process]
+func (c *chrome) process(name string) (pid int64, err error) {
+	pid, ok := c.pids[name]
 	if !ok {
 		pid = int64(len(c.pids) + 1)
-		c.pids[process] = pid
-		err = c.meta("process_name", process, pid, 0)
+		c.pids[name] = pid
+		err = c.meta("process_name", name, pid, 0)
 	}
+	return pid, err
+}
+
+func (c *chrome) track(process, track string) (pid, tid int64, err error) {
+	pid, err = c.process(process)
 	k := [2]string{process, track}
-	tid, ok = c.tids[k]
+	tid, ok := c.tids[k]
 	if !ok && err == nil {
 		tid = int64(len(c.tids) + 1)
 		c.tids[k] = tid
@@ -109,6 +115,36 @@ func (c *chrome) Line(l *timeline.Line) error {
 			return err
 		}
 		before = &s
+	}
+	return c.count(c.y.counters)
+}
+
+// Row adds what a row counts.
+func (c *chrome) Row(s *rows.Static, r *rows.Row) error { return c.count(c.y.row(s, r)) }
+
+// Window adds a profile window.
+func (c *chrome) Window(w *Window) error {
+	list, err := c.y.window(w)
+	for i := 0; err == nil && i < len(list); i++ {
+		err = c.slice(&list[i])
+	}
+	return err
+}
+
+func (c *chrome) count(list []counter) error {
+	for _, n := range list {
+		pid, err := c.process(n.process)
+		if err != nil {
+			return err
+		}
+		w := c.event("C", n.track, pid, 0)
+		micros(w, "ts", n.at)
+		w.OpenKey("args", '{')
+		w.Int("value", n.value)
+		w.Close('}')
+		if err := c.end(w); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -159,10 +195,13 @@ func (c *chrome) arrow(from, to *slice, id string) error {
 
 // Close ends the file.
 func (c *chrome) Close() error {
+	end := "\n]}\n"
 	if c.first {
-		c.w.WriteString(`{"displayTimeUnit":"ns","traceEvents":[`)
+		end = `{"displayTimeUnit":"ns","traceEvents":[` + end
 	}
-	c.w.WriteString("\n]}\n")
+	if _, err := c.w.WriteString(end); err != nil {
+		return err
+	}
 	return c.w.Flush()
 }
 

@@ -33,7 +33,7 @@ func newCSV(b *bufio.Writer) *table {
 	for _, s := range spanColumns {
 		row = append(row, s+"_ns")
 	}
-	t.w.Write(row) // an error stays in the writer and comes with Close
+	_ = t.w.Write(row) // an error stays in the writer and comes with Close
 	return t
 }
 
@@ -46,13 +46,14 @@ func (t *table) Line(l *timeline.Line) error {
 		}
 		return n(*v)
 	}
+	prompt, cached := l.Tokens.Known()
 	kv := ""
 	if l.Handover != nil {
 		kv = n(l.Handover.Bytes)
 	}
 	row := []string{
 		cell(l.RequestID), cell(l.ClientRequestID), string(l.Outcome), strconv.FormatBool(l.Complete), strconv.FormatBool(l.Streamed), l.Style, n(l.WallNS), opt(l.TTFTNS),
-		opt(l.E2ENS), opt(l.UnaccountedNS), opt(l.MaxBoundNS), n(int64(l.Tokens.Prompt)), n(int64(l.Tokens.Cached)), n(int64(l.Tokens.Output)), kv,
+		opt(l.E2ENS), opt(l.UnaccountedNS), opt(l.MaxBoundNS), opt(prompt), opt(cached), n(int64(l.Tokens.Output)), kv,
 	}
 	for _, name := range spanColumns {
 		sum, there := int64(0), false

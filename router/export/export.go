@@ -7,9 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	"meridian.internal/router/timeline"
+	"meridian.internal/shared/clock"
+	"meridian.internal/shared/rows"
 )
 
 // ErrFormat is returned for a format that is not known.
@@ -22,6 +25,14 @@ func Formats() []string { return []string{"chrome", "csv", "otlp", "parquet", "p
 type Exporter interface {
 	Line(l *timeline.Line) error
 	Close() error // writes what is left; the writer below stays open
+}
+
+// Joiner is an Exporter that shows, beside the requests, what rows of iterations count and what profile windows saw. They come
+// after the lines, which tell where their clocks are.
+type Joiner interface {
+	Exporter
+	Row(s *rows.Static, r *rows.Row) error
+	Window(w *Window) error
 }
 
 // New makes an exporter of a format that writes to w.
@@ -62,15 +73,19 @@ type arg struct {
 // network is the process that shows what is on its way between two nodes.
 const network = "network"
 
-// layout places a line: per node a track for the request, and the engine's iterations on a track of their own.
+// layout places a line: per node a track for the request, and the iterations of each rank on tracks of their own.
 type layout struct {
 	// seen are the iterations that are drawn: requests of one batch share them. It is emptied when it is large, which
 	// draws a few iterations twice.
 	seen map[iteration]struct{}
+	// counters are those of the line that was placed last.
+	counters []counter
+	clocks   map[clock.ID]axis
 }
 
 type iteration struct {
 	node string
+	rank int // -1: the node has one
 	iter int64
 }
 
@@ -86,6 +101,7 @@ func base(l *timeline.Line) int64 {
 
 func (y *layout) slices(l *timeline.Line) (out []slice) {
 	at := base(l)
+	y.counters = y.counters[:0]
 	last := ""
 	for i := range l.Spans {
 		s := &l.Spans[i]
@@ -105,6 +121,7 @@ func (y *layout) slices(l *timeline.Line) (out []slice) {
 		out = append(out, sl)
 	}
 	for i := range l.Phases {
+		y.clock(l, &l.Phases[i])
 		out = y.iterations(out, &l.Phases[i], at)
 	}
 	return out
@@ -114,14 +131,19 @@ func (y *layout) iterations(out []slice, p *timeline.Phase, at int64) []slice {
 	if p.Clock.OffsetNS == nil {
 		return out
 	}
+	rank := -1
+	if p.DPRank != nil {
+		rank = *p.DPRank
+	}
 	for _, c := range []struct {
 		name string
 		cols *timeline.Columns
 	}{{"prefill step", p.Chunks}, {"decode step", p.Steps}} {
 		iters, from, to, batch := c.cols.Column("iter"), c.cols.Column("forward_start_ns"), c.cols.Column("sample_end_ns"), c.cols.Column("batch_size")
-		n := min(len(iters), len(from), len(to))
-		for i := range n {
-			k := iteration{p.Node, iters[i]}
+		stages := c.cols.Stages()
+		tracks := engineTracks(rank, len(stages))
+		for i := range min(len(iters), len(from), len(to)) {
+			k := iteration{p.Node, rank, iters[i]}
 			if _, ok := y.seen[k]; ok {
 				continue
 			}
@@ -129,14 +151,42 @@ func (y *layout) iterations(out []slice, p *timeline.Phase, at int64) []slice {
 				y.seen = map[iteration]struct{}{}
 			}
 			y.seen[k] = struct{}{}
-			s := slice{process: p.Node, track: "engine", name: c.name, start: at + from[i], dur: max(0, to[i]-from[i]), args: []arg{{key: "iter", num: iters[i]}}}
+			args := []arg{{key: "iter", num: iters[i]}}
 			if i < len(batch) {
-				s.args = append(s.args, arg{key: "batch_size", num: batch[i]})
+				args = append(args, arg{key: "batch_size", num: batch[i]})
+				y.counters = append(y.counters, counter{p.Node, "batch" + ranked(rank), at + from[i], batch[i]})
 			}
-			out = append(out, s)
+			for k, st := range stages {
+				end := to[i]
+				if k+1 < len(stages) {
+					end = st.EndNS[i]
+				}
+				out = append(out, slice{process: p.Node, track: tracks[k], name: c.name, start: at + st.StartNS[i], dur: max(0, end-st.StartNS[i]), args: args})
+			}
 		}
 	}
 	return out
+}
+
+// engineTracks names the tracks of an engine's iterations: one for each stage of a pipeline, whose gaps are its bubbles.
+func engineTracks(rank, stages int) []string {
+	name := "engine" + ranked(rank)
+	if stages < 2 {
+		return []string{name}
+	}
+	tracks := make([]string, stages)
+	for i := range tracks {
+		tracks[i] = name + " stage " + strconv.Itoa(i)
+	}
+	return tracks
+}
+
+// ranked names a rank; "": the node has one.
+func ranked(rank int) string {
+	if rank < 0 {
+		return ""
+	}
+	return " rank " + strconv.Itoa(rank)
 }
 
 func isHop(node string) bool { return strings.Contains(node, ">") }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"reflect"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 
 	"meridian.internal/router/timeline"
 	"meridian.internal/shared/phase"
+	"meridian.internal/shared/rows"
 )
 
 func ptr(v int64) *int64 { return &v }
@@ -144,8 +146,50 @@ func TestChromeEventsAreJSONWithExactTimes(t *testing.T) {
 	if count["X decode step"] != 2 || count["X"] != 12 || count["s"] != 6 || count["f"] != 6 || count["M process_name"] != 4 {
 		t.Errorf("%v", count)
 	}
+	if err := json.Unmarshal([]byte(withRows(t, "chrome")), &f); err != nil {
+		t.Fatal(err)
+	}
+	var counts []string
+	for _, e := range f.Events {
+		if e.Ph == "C" {
+			ts, err := e.Ts.Float64()
+			if err != nil {
+				t.Fatal(err)
+			}
+			counts = append(counts, fmt.Sprintf("%s %.0f: %v", e.Name, (ts-float64(wall)/1e3)/1e3, e.Args["value"]))
+		}
+	}
+	if !reflect.DeepEqual(counts, counted) {
+		t.Errorf("counters %q, want %q", counts, counted)
+	}
 	if !json.Valid([]byte(export(t, "chrome"))) {
 		t.Error("no requests make no JSON")
+	}
+}
+
+func TestEachStageOfEachRankHasATrack(t *testing.T) {
+	one, two := vector(), vector()
+	for rank, l := range []*timeline.Line{one, two} {
+		p := &l.Phases[2]
+		p.DPRank = &rank
+		p.Steps.Names = append(p.Steps.Names, "forward_end_ns", "stage0_end_ns", "stage1_start_ns")
+		p.Steps.Values = append(p.Steps.Values, []int64{74 * ms, 84 * ms}, []int64{72 * ms, 82 * ms}, []int64{73 * ms, 83 * ms})
+	}
+	var y layout
+	var got []string
+	for _, s := range append(y.slices(one), y.slices(two)...) {
+		if strings.HasPrefix(s.track, "engine") {
+			got = append(got, fmt.Sprintf("%s %s %d+%d", s.process, s.track, (s.start-wall)/ms, s.dur/ms))
+		}
+	}
+	var want []string
+	for rank := range 2 { // the same iterations, and others: they are another rank's
+		for _, at := range []int{70, 80} {
+			want = append(want, fmt.Sprintf("gen0 engine rank %d stage 0 %d+2", rank, at), fmt.Sprintf("gen0 engine rank %d stage 1 %d+2", rank, at+3))
+		}
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 
@@ -179,12 +223,117 @@ func fields(t *testing.T, b []byte) map[protowire.Number][]any {
 	return out
 }
 
+// counted is what withRows tells in numbers, at ms after the request's start.
+var counted = []string{"clock bound (ns) 21: 0", "batch 70: 3", "batch 80: 4", "KV blocks used 30: 7", "requests waiting 30: 2", "requests running 30: 3"}
+
+// withRows exports the vector and a row of gen0, of a moment 30 ms after the request's start by the router's clock.
+func withRows(t *testing.T, format string) string {
+	t.Helper()
+	var b strings.Builder
+	x, err := New(format, &b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := vector()
+	l.Phases[2].Clock.ID, l.Phases[2].Clock.OffsetNS = "gen.1", ptr(-5*ms)
+	if err := x.Line(l); err != nil {
+		t.Fatal(err)
+	}
+	at := l.StartNS + 30*ms - *l.Phases[2].Clock.OffsetNS
+	for _, clockID := range []string{string(l.Phases[2].Clock.ID), "of no line"} {
+		r := rows.Row{StartNS: at, Requests: rows.Requests{Active: 3, Queued: 2}, KV: rows.KV{Sampled: true, Used: 7}}
+		if err := x.(Joiner).Row(&rows.Static{Node: "gen0", ClockID: clockID}, &r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := x.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// aWindow is the trace of a profile window of gen0, whose forward began 40 ms after the request by the router's clock.
+func aWindow(clockID string, at int64) string {
+	return fmt.Sprintf(`{"displayTimeUnit":"ms","metadata":{"complete":true,"schema":"meridian.trace/1","node":"gen0","rank":0,"clock_id":%q},"traceEvents":[
+{"ph":"M","pid":0,"tid":5,"name":"thread_name","args":{"name":"device forward"}},
+{"ph":"b","cat":"request","pid":0,"id":"1","name":"request 1","ts":1,"args":{}},
+{"ph":"X","pid":0,"tid":5,"name":"forward iter 9","ts":%d.%03d,"dur":1.5,"args":{"iter":9,"batch":3}}]}`, clockID, at/1000, at%1000)
+}
+
+func TestAProfileWindowIsDrawnInTheClustersTime(t *testing.T) {
+	l := vector()
+	clk := &l.Phases[2].Clock
+	clk.ID, clk.OffsetNS, clk.BoundNS = "gen.1", ptr(-5*ms), ptr(700)
+	at := l.StartNS + 40*ms + 7 - *clk.OffsetNS
+	for _, format := range []string{"chrome", "perfetto"} {
+		var b strings.Builder
+		x, err := New(format, &b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := x.Line(l); err != nil {
+			t.Fatal(err)
+		}
+		w, err := ReadWindow(strings.NewReader(aWindow("gen.1", at)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := b.Len()
+		if err := x.(Joiner).Window(w); err != nil {
+			t.Fatal(err)
+		}
+		unknown, err := ReadWindow(strings.NewReader(aWindow("of.no.line", at)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := x.(Joiner).Window(unknown); !errors.Is(err, ErrClock) {
+			t.Errorf("%s, a clock of no line: %v", format, err)
+		}
+		if err := x.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.String()[before:]; !strings.Contains(got, "profile: device forward") || !strings.Contains(got, "forward iter 9") || strings.Contains(got, "request 1") {
+			t.Errorf("%s: %s", format, got)
+		}
+		if want := fmt.Sprintf(`"ts":%d.%03d,"dur":1.500`, (wall+40*ms+7)/1000, (wall+40*ms+7)%1000); format == "chrome" && !strings.Contains(b.String(), want) {
+			t.Errorf("not at %s: %s", want, b.String())
+		}
+	}
+	for name, text := range map[string]string{
+		"no JSON": "{", "another trace": `{"traceEvents":[]}`, "no clock": aWindow("", at), "a time that is none": strings.Replace(aWindow("c", at), `"dur":1.5`, `"dur":1e300`, 1),
+		"an end before its start": strings.Replace(aWindow("c", at), `"dur":1.5`, `"dur":-1`, 1),
+	} {
+		if _, err := ReadWindow(strings.NewReader(text)); !errors.Is(err, ErrWindow) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func FuzzReadWindow(f *testing.F) {
+	f.Add(aWindow("gen.1", 1000_000_000_007))
+	f.Fuzz(func(t *testing.T, text string) {
+		w, err := ReadWindow(strings.NewReader(text))
+		if err != nil {
+			if !errors.Is(err, ErrWindow) {
+				t.Fatal(err)
+			}
+			return
+		}
+		l := vector()
+		l.Phases[2].Clock.ID = w.Clock
+		x, _ := New("chrome", io.Discard)
+		if err := errors.Join(x.Line(l), x.(Joiner).Window(w), x.Close()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 func TestPerfettoPacketsParseBack(t *testing.T) {
 	tracks := map[uint64]string{}
 	open := map[uint64]int{}
 	flows := map[uint64]int{}
-	var names []string
-	for _, raw := range fields(t, []byte(export(t, "perfetto", vector())))[tracePacket] {
+	var names, counts []string
+	for _, raw := range fields(t, []byte(withRows(t, "perfetto")))[tracePacket] {
 		p := fields(t, raw.([]byte))
 		if d := p[packetDescriptor]; d != nil {
 			f := fields(t, d[0].([]byte))
@@ -200,8 +349,12 @@ func TestPerfettoPacketsParseBack(t *testing.T) {
 		if _, ok := tracks[track]; !ok {
 			t.Error("an event on a track that was not declared before")
 		}
-		if e[eventType][0].(uint64) == sliceEnd {
+		switch e[eventType][0].(uint64) {
+		case sliceEnd:
 			open[track]--
+			continue
+		case countEvent:
+			counts = append(counts, fmt.Sprintf("%s %d: %d", tracks[track], (p[packetTimestamp][0].(uint64)-uint64(wall))/uint64(ms), e[eventCounter][0]))
 			continue
 		}
 		open[track]++
@@ -222,6 +375,9 @@ func TestPerfettoPacketsParseBack(t *testing.T) {
 		if n != 2 {
 			t.Errorf("flow %d has %d ends, want 2", id, n)
 		}
+	}
+	if want := counted; !reflect.DeepEqual(counts, want) {
+		t.Errorf("counters %q, want %q", counts, want)
 	}
 	if want := "router_receive ctx_dispatch prefill prefill relay decode step decode step"; strings.Join(names, " ") != want || len(flows) != 3 {
 		t.Errorf("slices %v, %d flows", names, len(flows))

@@ -131,14 +131,14 @@ func rootSpan(w *jsonline.Writer, l *timeline.Line, trace, id, parent string) {
 		w.Str("stringValue", l.FinishReason)
 		w.B = append(w.B, "}]}}}"...)
 	}
-	number(w, "gen_ai.usage.input_tokens", int64(l.Tokens.Prompt))
+	prompt, _ := l.Tokens.Known()
 	number(w, "gen_ai.usage.output_tokens", int64(l.Tokens.Output))
 	attribute(w, "meridian.style", l.Style)
 	attribute(w, "meridian.outcome", string(l.Outcome))
 	for _, n := range []struct {
 		key string
 		v   *int64
-	}{{"meridian.ttft_ns", l.TTFTNS}, {"meridian.unaccounted_ns", l.UnaccountedNS}, {"meridian.max_bound_ns", l.MaxBoundNS}} {
+	}{{"gen_ai.usage.input_tokens", prompt}, {"meridian.ttft_ns", l.TTFTNS}, {"meridian.unaccounted_ns", l.UnaccountedNS}, {"meridian.max_bound_ns", l.MaxBoundNS}} {
 		if n.v != nil {
 			number(w, n.key, *n.v)
 		}

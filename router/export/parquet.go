@@ -28,8 +28,8 @@ type request struct {
 	MaxBoundNS      *int64        `parquet:"max_bound_ns,optional"`
 	NegativeSpans   int64         `parquet:"negative_spans"`
 	Violations      int64         `parquet:"causality_violations"`
-	PromptTokens    int64         `parquet:"prompt_tokens"`
-	CachedTokens    int64         `parquet:"cached_tokens"`
+	PromptTokens    *int64        `parquet:"prompt_tokens,optional"`
+	CachedTokens    *int64        `parquet:"cached_tokens,optional"`
 	OutputTokens    int64         `parquet:"output_tokens"`
 	KVBytes         *int64        `parquet:"kv_bytes,optional"`
 	KVHiddenNS      *int64        `parquet:"kv_hidden_ns,optional"`
@@ -74,11 +74,12 @@ func (c *columns) Line(l *timeline.Line) error {
 func (c *columns) Close() error { return c.w.Close() }
 
 func rowOf(l *timeline.Line) request {
+	prompt, cached := l.Tokens.Known()
 	r := request{
 		RequestID: l.RequestID, ClientRequestID: l.ClientRequestID, Router: l.Router, Model: l.Model, Style: l.Style, Outcome: string(l.Outcome),
 		FinishReason: l.FinishReason, Complete: l.Complete, Streamed: l.Streamed, TTFTNS: l.TTFTNS, E2ENS: l.E2ENS, UnaccountedNS: l.UnaccountedNS,
-		MaxBoundNS: l.MaxBoundNS, NegativeSpans: int64(l.NegativeSpans), Violations: int64(len(l.Violations)), PromptTokens: int64(l.Tokens.Prompt),
-		CachedTokens: int64(l.Tokens.Cached), OutputTokens: int64(l.Tokens.Output), CriticalSpan: l.CriticalSpan, Spans: make([]requestSpan, len(l.Spans)),
+		MaxBoundNS: l.MaxBoundNS, NegativeSpans: int64(l.NegativeSpans), Violations: int64(len(l.Violations)), PromptTokens: prompt,
+		CachedTokens: cached, OutputTokens: int64(l.Tokens.Output), CriticalSpan: l.CriticalSpan, Spans: make([]requestSpan, len(l.Spans)),
 	}
 	if l.WallNS != 0 {
 		r.WallNS = &l.WallNS

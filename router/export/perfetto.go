@@ -6,6 +6,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"meridian.internal/router/timeline"
+	"meridian.internal/shared/rows"
 )
 
 // Field numbers of Perfetto's protos (trace.proto, trace_packet.proto, track_descriptor.proto, track_event.proto).
@@ -22,6 +23,7 @@ const (
 	trackName    = 2
 	trackProcess = 3
 	trackParent  = 5
+	trackCounter = 8
 	processPID   = 1
 	processName  = 6
 
@@ -29,6 +31,7 @@ const (
 	eventType       = 9
 	eventTrack      = 11
 	eventName       = 23
+	eventCounter    = 30
 	eventFlows      = 47
 
 	annotationInt  = 4
@@ -37,6 +40,7 @@ const (
 
 	sliceBegin = 1
 	sliceEnd   = 2
+	countEvent = 4
 )
 
 // perfetto writes Perfetto's own format: smaller than Chrome's, and with arrows that survive large files.
@@ -75,8 +79,8 @@ func (p *perfetto) packet(body []byte) error {
 	return err
 }
 
-// track declares a process and a track of it, once.
-func (p *perfetto) track(process, track string) (uint64, error) {
+// track declares a process and a track of it, once: one of slices, or one of numbers.
+func (p *perfetto) track(process, track string, numbers bool) (uint64, error) {
 	parent := hash("process", process)
 	if !p.tracks[parent] {
 		p.tracks[parent] = true
@@ -93,6 +97,9 @@ func (p *perfetto) track(process, track string) (uint64, error) {
 		d := varint(nil, trackUUID, id)
 		d = text(d, trackName, track)
 		d = varint(d, trackParent, parent)
+		if numbers {
+			d = message(d, trackCounter, nil)
+		}
 		if err := p.packet(message(nil, packetDescriptor, d)); err != nil {
 			return 0, err
 		}
@@ -104,32 +111,65 @@ func (p *perfetto) track(process, track string) (uint64, error) {
 func (p *perfetto) Line(l *timeline.Line) error {
 	list := p.y.slices(l)
 	for i := range list {
-		s := &list[i]
-		id, err := p.track(s.process, s.track)
+		// An arrow joins the slices that share its number: the last of one node and the first of the next.
+		var flows []uint64
+		if list[i].flow {
+			flows = append(flows, hash(l.RequestID, list[i-1].name))
+		}
+		if i+1 < len(list) && list[i+1].flow {
+			flows = append(flows, hash(l.RequestID, list[i].name))
+		}
+		if err := p.slice(&list[i], flows...); err != nil {
+			return err
+		}
+	}
+	return p.count(p.y.counters)
+}
+
+func (p *perfetto) slice(s *slice, flows ...uint64) error {
+	id, err := p.track(s.process, s.track, false)
+	if err != nil {
+		return err
+	}
+	e := varint(nil, eventType, sliceBegin)
+	e = varint(e, eventTrack, id)
+	e = text(e, eventName, s.name)
+	for _, f := range flows {
+		e = flow(e, f)
+	}
+	if s.bound > 0 {
+		e = annotate(e, arg{key: "bound_ns", num: s.bound})
+	}
+	for _, a := range s.args {
+		e = annotate(e, a)
+	}
+	if err := p.packet(message(varint(nil, packetTimestamp, uint64(s.start)), packetTrackEvent, e)); err != nil {
+		return err
+	}
+	e = varint(varint(nil, eventType, sliceEnd), eventTrack, id)
+	return p.packet(message(varint(nil, packetTimestamp, uint64(s.start+s.dur)), packetTrackEvent, e))
+}
+
+// Window adds a profile window.
+func (p *perfetto) Window(w *Window) error {
+	list, err := p.y.window(w)
+	for i := 0; err == nil && i < len(list); i++ {
+		err = p.slice(&list[i])
+	}
+	return err
+}
+
+// Row adds what a row counts.
+func (p *perfetto) Row(s *rows.Static, r *rows.Row) error { return p.count(p.y.row(s, r)) }
+
+func (p *perfetto) count(list []counter) error {
+	for _, c := range list {
+		id, err := p.track(c.process, c.track, true)
 		if err != nil {
 			return err
 		}
-		e := varint(nil, eventType, sliceBegin)
-		e = varint(e, eventTrack, id)
-		e = text(e, eventName, s.name)
-		// An arrow joins the slices that share its number: the last of one node and the first of the next.
-		if s.flow {
-			e = flow(e, hash(l.RequestID, list[i-1].name))
-		}
-		if i+1 < len(list) && list[i+1].flow {
-			e = flow(e, hash(l.RequestID, s.name))
-		}
-		if s.bound > 0 {
-			e = annotate(e, arg{key: "bound_ns", num: s.bound})
-		}
-		for _, a := range s.args {
-			e = annotate(e, a)
-		}
-		if err := p.packet(message(varint(nil, packetTimestamp, uint64(s.start)), packetTrackEvent, e)); err != nil {
-			return err
-		}
-		e = varint(varint(nil, eventType, sliceEnd), eventTrack, id)
-		if err := p.packet(message(varint(nil, packetTimestamp, uint64(s.start+s.dur)), packetTrackEvent, e)); err != nil {
+		e := varint(varint(varint(nil, eventType, countEvent), eventTrack, id), eventCounter, uint64(c.value))
+		if err := p.packet(message(varint(nil, packetTimestamp, uint64(c.at)), packetTrackEvent, e)); err != nil {
 			return err
 		}
 	}

@@ -1,8 +1,8 @@
 // Package jsonl owns the files of lines: one JSON object a line, appended by one writer, rotated by size and age, with the
 // torn tail of a killed process cut off at the next start. It knows nothing of what a line means.
 //
-// A Writer belongs to one goroutine. Lines are on disk (write(2), no fsync: a process may die, power loss is not claimed)
-// when Flush returned nil.
+// A Writer belongs to one goroutine. Lines are on disk when Flush returned nil: written (write(2): the process may die), and with
+// Options.Sync synced too (the machine may).
 package jsonl
 
 import (
@@ -30,6 +30,7 @@ type Options struct {
 	MaxAge    time.Duration     // nor older than; 0: 24 h
 	MaxTotal  int64             // bytes of all files of this kind in the folder; the oldest are removed. 0: no limit
 	Beside    []string          // endings of files that belong to one of lines and go with it
+	Sync      bool              // each flush is synced to the disk
 	Closed    func(path string) // called with each file that is not written any more; nil: nobody asks
 	MaxMemory int               // bytes that may wait for the disk; 0: 64 MiB
 	Now       func() time.Time  // nil: time.Now
@@ -53,6 +54,7 @@ type Writer struct {
 	since time.Time
 	size  int64 // bytes of the file on disk
 	buf   []byte
+	sync  func(*os.File) error
 }
 
 // Open makes the folder, repairs what a killed process left in it, and returns a writer. The file itself is made with the
@@ -89,7 +91,11 @@ func Open(o Options) (*Writer, error) {
 		}
 		return r
 	}, host)
-	return &Writer{o: o, stem: fmt.Sprintf("%s-%s-%d-%s", o.Prefix, host, os.Getpid(), o.Now().UTC().Format("20060102T150405Z"))}, nil
+	sync := func(*os.File) error { return nil }
+	if o.Sync {
+		sync = (*os.File).Sync
+	}
+	return &Writer{o: o, sync: sync, stem: fmt.Sprintf("%s-%s-%d-%s", o.Prefix, host, os.Getpid(), o.Now().UTC().Format("20060102T150405Z"))}, nil
 }
 
 // Append takes a line (without newline) and says where it will be. The bytes are copied.
@@ -135,8 +141,24 @@ func (w *Writer) rotate(n int) error {
 			w.o.Logger.Warn("file of lines cannot be locked", "file", path, "error", err)
 		}
 		w.f, w.path, w.size, w.since = f, path, 0, w.o.Now()
+		return w.syncFolder()
+	}
+}
+
+// syncFolder makes the name of a new file safe.
+func (w *Writer) syncFolder() error {
+	if !w.o.Sync {
 		return nil
 	}
+	d, err := os.Open(w.o.Dir)
+	if err != nil {
+		return fmt.Errorf("open folder of lines: %w", err)
+	}
+	defer d.Close()
+	if err := w.sync(d); err != nil {
+		return fmt.Errorf("sync folder %s: %w", w.o.Dir, err)
+	}
+	return nil
 }
 
 // Flush writes the waiting lines. After an error they still wait, and the file holds whole lines only.
@@ -147,9 +169,12 @@ func (w *Writer) Flush() error {
 	n, err := w.f.WriteAt(w.buf, w.size)
 	if err != nil {
 		if n > 0 {
-			w.f.Truncate(w.size)
+			_ = w.f.Truncate(w.size) // the next write begins there all the same
 		}
 		return fmt.Errorf("write %s: %w", w.path, err)
+	}
+	if err := w.sync(w.f); err != nil { // they are written again: the system may have dropped what it could not sync
+		return fmt.Errorf("sync %s: %w", w.path, err)
 	}
 	w.size += int64(n)
 	if w.buf = w.buf[:0]; cap(w.buf) > 4<<20 {

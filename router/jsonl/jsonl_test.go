@@ -4,17 +4,17 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 )
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)
 
 func open(t *testing.T, o Options) *Writer {
 	t.Helper()
@@ -173,6 +173,40 @@ func TestLinesWaitWhileTheDiskRefusesAndArriveInOrder(t *testing.T) {
 	}
 	if got := strings.Join(lines(t, files(t, dir)...), ","); got != "first,second,third" {
 		t.Errorf("lines %s", got)
+	}
+}
+
+func TestLinesThatAreNotSyncedWait(t *testing.T) {
+	dir := t.TempDir()
+	w := open(t, Options{Dir: dir, Sync: true})
+	var synced []string
+	refuse := errors.New("no")
+	w.sync = func(f *os.File) error {
+		if refuse != nil && f == w.f {
+			return refuse
+		}
+		synced = append(synced, f.Name())
+		return f.Sync()
+	}
+	w.Append([]byte("first"))
+	if err := w.Flush(); !errors.Is(err, refuse) || w.Waiting() == 0 {
+		t.Errorf("error %v, %d bytes wait", err, w.Waiting())
+	}
+	w.Append([]byte("second"))
+	refuse = nil
+	if err := w.Flush(); err != nil || w.Waiting() != 0 {
+		t.Errorf("error %v, %d bytes wait", err, w.Waiting())
+	}
+	if got := strings.Join(lines(t, files(t, dir)...), ","); got != "first,second" {
+		t.Errorf("lines %s", got)
+	}
+	if want := []string{dir, w.path}; !slices.Equal(synced, want) { // the name of the file, then what is in it
+		t.Errorf("synced %q, want %q", synced, want)
+	}
+	plain := open(t, Options{Dir: t.TempDir()})
+	plain.Append([]byte("x"))
+	if err := plain.sync(nil); err != nil {
+		t.Errorf("a writer that need not sync does: %v", err)
 	}
 }
 

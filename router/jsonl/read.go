@@ -81,7 +81,7 @@ func ReadFrom(from io.Reader, each func(line []byte, number int, offset int64) e
 	for number := 1; ; number++ {
 		line, size, err := readLine(r, &long)
 		switch {
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			return nil
 		case errors.Is(err, ErrLine):
 			bad(number, err)
@@ -110,7 +110,7 @@ func readLine(r *bufio.Reader, long *[]byte) (line []byte, size int64, err error
 		case err == nil:
 			*long = append(*long, part[:len(part)-1]...)
 			return *long, size, nil
-		case err != bufio.ErrBufferFull:
+		case !errors.Is(err, bufio.ErrBufferFull):
 			return nil, size, err // io.EOF: what was read has no newline, so it is torn
 		}
 		if size <= MaxLine {

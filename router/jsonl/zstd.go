@@ -50,7 +50,7 @@ func Compress(path string) (frames []Frame, err error) {
 		return nil, fmt.Errorf("compress %s: %w", path, err)
 	}
 	if info, e := os.Stat(path); e == nil { // the order of files by age stays
-		os.Chtimes(temporary, info.ModTime(), info.ModTime())
+		_ = os.Chtimes(temporary, info.ModTime(), info.ModTime())
 	}
 	if err = os.Rename(temporary, path+Packed); err != nil {
 		return nil, fmt.Errorf("compress %s: %w", path, err)

@@ -29,7 +29,7 @@ type Key struct {
 	RequestsPerMinute int      `yaml:"requests_per_minute"` // a burst of one minute's worth is let through
 	TokensPerMinute   int      `yaml:"tokens_per_minute"`   // prompt and output; counted when a request ends
 	MaxRunning        int      `yaml:"max_running"`         // requests at the same time
-	MaxPriority       *int     `yaml:"max_priority"`        // a higher priority of a request is lowered to it; absent: not lowered
+	MaxPriority       *int     `yaml:"max_priority"`        // a higher priority of a request is lowered to it, and with one below 1 nothing is pinned; absent: not lowered
 }
 
 type digest [sha256.Size]byte
@@ -118,7 +118,7 @@ func boundedNode(n *yaml.Node, depth int) error {
 func (k *Key) check() (digest, error) {
 	var sum digest
 	if !validID(k.ID) {
-		return sum, fmt.Errorf("id: want 1 to %d letters, digits or any of -_.", maxID)
+		return sum, fmt.Errorf("id: want 1 to %d letters, digits, dots, dashes or underscores", maxID)
 	}
 	raw, err := hex.DecodeString(k.SHA256)
 	if err != nil || len(raw) != len(sum) {

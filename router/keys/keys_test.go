@@ -29,7 +29,7 @@ func entryOf(id, secret, more string) string {
 func TestParseNamesWhatIsWrong(t *testing.T) {
 	good := entryOf("a", "x", "")
 	for name, c := range map[string]struct{ text, want string }{
-		"a misspelt limit":           {file(entryOf("a", "x", ", max_runing: 3")), "max_runing"},
+		"a misspelt limit":           {file(entryOf("a", "x", ", max_runs: 3")), "max_runs"},
 		"a member twice":             {file(entryOf("a", "x", ", admin: true, admin: false")), "admin"},
 		"no keys":                    {"keys: []\n", "no keys"},
 		"an empty file":              {"", "want keys"},

@@ -60,6 +60,9 @@ func (p *Principal) Priority(asked int) int {
 	return min(asked, *p.key.MaxPriority)
 }
 
+// MayPin says whether what requests leave in the caches may stay before what others leave: that is more than any priority up to 0.
+func (p *Principal) MayPin() bool { return p.Priority(1) > 0 }
+
 // retryRunning is what a client is told that has as many requests running as it may: nobody knows when one ends.
 const retryRunning = time.Second
 

@@ -39,6 +39,7 @@ type Options struct {
 // Listener takes and sends messages. Its fields are owned by Run.
 type Listener struct {
 	o       Options
+	own     string // subject of what this router has reserved
 	seq     int64
 	told    time.Time // when everything reserved was told last
 	fetches map[prefix.Slot]*fetch
@@ -75,7 +76,7 @@ func New(o Options) *Listener {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Listener{o: o, fetches: map[prefix.Slot]*fetch{}, fetched: make(chan result, maxFetches)}
+	return &Listener{o: o, own: bus.ReserveSubject(o.Router), fetches: map[prefix.Slot]*fetch{}, fetched: make(chan result, maxFetches)}
 }
 
 // Run listens until ctx ends.
@@ -121,7 +122,7 @@ func (l *Listener) take(m *nats.Msg) {
 		err = l.load(m.Data)
 	case under(m.Subject, bus.SubjectKV):
 		err = l.events(m)
-	default:
+	case m.Subject != l.own: // what it told itself comes back
 		err = l.others(m.Data)
 	}
 	if err != nil {
@@ -167,9 +168,7 @@ func (l *Listener) others(data []byte) error {
 	if err != nil {
 		return err
 	}
-	if s.Router != l.o.Router {
-		l.o.Pool.Others(s)
-	}
+	l.o.Pool.Others(s)
 	return nil
 }
 
@@ -186,7 +185,7 @@ func (l *Listener) share(now time.Time, full bool) {
 	s.Seq = l.seq
 	data, err := json.Marshal(s)
 	if err == nil {
-		err = l.o.Conn.NATS().Publish(bus.ReserveSubject(l.o.Router), data)
+		err = l.o.Conn.NATS().Publish(l.own, data)
 	}
 	if err != nil {
 		return // the next full message says it all

@@ -73,9 +73,10 @@ func info(role node.Role, name, url string) node.Info {
 // until waits for what comes over the bus.
 func until(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+	const patience = time.Minute
+	for end := time.Now().Add(patience); !f(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("after 20 s still not: %s", what)
+			t.Fatalf("after %s still not: %s", patience, what)
 		}
 	}
 }

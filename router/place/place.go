@@ -37,6 +37,7 @@ const (
 // Rank says whether a node may be chosen. Those of a higher rank are chosen only where there is none of a lower.
 type Rank uint8
 
+// The ranks.
 const (
 	Good     Rank = iota
 	Unproven      // no generation has gone through it yet
@@ -53,7 +54,7 @@ type Node struct {
 	KVUsedTokens int     // room of the KV blocks that requests hold
 	KVMaxTokens  int     // 0: not known
 	PairTokens   float64 // cost of the hand-over to the chosen generation node over the cheapest one, as prompt tokens
-	Matched      int     // tokens of the prompt whose KV it holds
+	Slot         int     // of Query.Held; negative: none
 	Rank         Rank
 }
 
@@ -63,6 +64,15 @@ type Query struct {
 	Key    uint64          // of the conversation; 0: none
 	Turn   int             // rises with each choice: equal nodes take turns
 	Rand   func(n int) int // uniform in [0, n)
+	Held   []int32         // tokens of the prompt whose KV a node holds, by its slot; slots beyond hold none
+}
+
+// Matched is how many tokens of the prompt a node need not compute. The last one always is: its logits are wanted.
+func (q *Query) Matched(n *Node) int {
+	if uint(n.Slot) >= uint(len(q.Held)) {
+		return 0
+	}
+	return min(int(q.Held[n.Slot]), q.Tokens-1)
 }
 
 // Chooser holds the scores of the last choice. Its memory is reused; one goroutine at a time.
@@ -72,7 +82,7 @@ type Chooser struct {
 }
 
 // Choose returns the index of the node that the policy takes; false when no node may be chosen.
-func (c *Chooser) Choose(p Policy, side Side, nodes []Node, q Query) (int, bool) {
+func (c *Chooser) Choose(p Policy, side Side, nodes []Node, q *Query) (int, bool) {
 	if !c.score(p, side, nodes, q) {
 		return 0, false
 	}
@@ -88,7 +98,7 @@ func (c *Chooser) Choose(p Policy, side Side, nodes []Node, q Query) (int, bool)
 }
 
 // score lists the nodes of the best rank that occurs, and scores them; false: none may be chosen.
-func (c *Chooser) score(p Policy, side Side, nodes []Node, q Query) bool {
+func (c *Chooser) score(p Policy, side Side, nodes []Node, q *Query) bool {
 	c.looked, c.scores = c.looked[:0], c.scores[:0]
 	rank := Excluded
 	for i := range nodes {
@@ -97,39 +107,54 @@ func (c *Chooser) score(p Policy, side Side, nodes []Node, q Query) bool {
 		case n.Rank > rank || n.Rank == Excluded:
 			continue
 		case n.Rank < rank:
-			rank, c.looked, c.scores = n.Rank, c.looked[:0], c.scores[:0]
+			rank, c.looked = n.Rank, c.looked[:0]
 		}
 		c.looked = append(c.looked, i)
-		if side == Prefill {
-			c.scores = append(c.scores, n.prefillScore(p, q))
-		} else {
-			c.scores = append(c.scores, n.decodeScore(p, q))
+	}
+	if side == Prefill {
+		for _, i := range c.looked {
+			c.scores = append(c.scores, nodes[i].prefillScore(p, q))
 		}
+		return rank != Excluded
+	}
+	perToken := 0.0
+	if p == KVAware && q.Tokens > 0 {
+		perToken = matchWeight(nodes, c.looked) / float64(q.Tokens)
+	}
+	for _, i := range c.looked {
+		c.scores = append(c.scores, nodes[i].decodeScore(perToken, q))
 	}
 	return rank != Excluded
 }
 
-func (n *Node) prefillScore(p Policy, q Query) float64 {
+func (n *Node) prefillScore(p Policy, q *Query) float64 {
 	s := float64(n.QueuedTokens) + n.PairTokens
 	if p == KVAware {
-		s += float64(q.Tokens - n.Matched)
+		s += float64(q.Tokens - q.Matched(n))
 	}
 	return s
 }
 
-const (
-	// fullPenalty is how many sequences a node counts for whose KV lacks room of one whole cache.
-	fullPenalty = 64
-	// matchWeight is how many sequences a prompt counts for whose KV must be moved to the node as a whole.
-	matchWeight = 2
-)
+// fullPenalty is how many sequences a node counts for whose KV lacks room of one whole cache.
+const fullPenalty = 64
 
-func (n *Node) decodeScore(p Policy, q Query) float64 {
+// matchWeight is how many sequences a prompt counts for of which a node holds nothing: as many as a node may be ahead of the
+// mean and keep its conversations. Less would break conversations up for a load that is uneven by a few sequences.
+func matchWeight(nodes []Node, looked []int) float64 {
+	sum := 0
+	for _, i := range looked {
+		sum += nodes[i].Sequences
+	}
+	return (imbalance-1)*float64(sum)/float64(max(len(looked), 1)) + sequenceSlack
+}
+
+// decodeScore is the load of a node, and perToken for what it lacks of the prompt; 0: what it has does not matter.
+func (n *Node) decodeScore(perToken float64, q *Query) float64 {
 	s := float64(n.Sequences)
 	need := q.Tokens
-	if p == KVAware && q.Tokens > 0 {
-		need -= n.Matched
-		s += matchWeight * float64(need) / float64(q.Tokens)
+	if perToken > 0 {
+		need -= q.Matched(n)
+		s += perToken * float64(need)
 	}
 	if n.KVMaxTokens > 0 {
 		share := float64(n.KVUsedTokens+need) / float64(n.KVMaxTokens)
@@ -139,24 +164,24 @@ func (n *Node) decodeScore(p Policy, q Query) float64 {
 }
 
 // least takes the lowest score; equal ones take turns.
-func (c *Chooser) least(q Query) int {
+func (c *Chooser) least(q *Query) int {
 	start := q.Turn % len(c.looked)
-	at := start
-	for i := start; i < len(c.scores); i++ {
-		if c.scores[i] < c.scores[at] {
-			at = i
+	at, lowest := start, c.scores[start]
+	for i, s := range c.scores[start:] {
+		if s < lowest {
+			at, lowest = start+i, s
 		}
 	}
-	for i := range start {
-		if c.scores[i] < c.scores[at] {
-			at = i
+	for i, s := range c.scores[:start] {
+		if s < lowest {
+			at, lowest = i, s
 		}
 	}
 	return c.looked[at]
 }
 
 // two draws two nodes, takes the better and forgets the others.
-func (c *Chooser) two(q Query) int {
+func (c *Chooser) two(q *Query) int {
 	n := len(c.looked)
 	if n == 1 {
 		return c.looked[0]

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -12,7 +13,7 @@ func nodes(n int, f func(i int, x *Node)) []Node {
 	out := make([]Node, n)
 	for i := range out {
 		out[i].Name = fmt.Sprintf("n%d", i)
-		out[i].Seed = SeedOf(out[i].Name)
+		out[i].Seed, out[i].Slot = SeedOf(out[i].Name), i
 		if f != nil {
 			f(i, &out[i])
 		}
@@ -42,22 +43,26 @@ func TestPoliciesChoose(t *testing.T) {
 		{"one node needs no draw", PowerOfTwo, Prefill, queued(3), Query{}, 0},
 		{"a costly hand-over counts as queue", LeastLoaded, Prefill, nodes(2, func(i int, x *Node) { x.PairTokens = float64(64 * (1 - i)) }), Query{}, 1},
 		{"a cached prefix wins over a short queue", KVAware, Prefill, nodes(2, func(i int, x *Node) {
-			x.QueuedTokens, x.Matched = 100*i, 900*i
-		}), Query{Tokens: 1000}, 1},
+			x.QueuedTokens = 100 * i
+		}), Query{Tokens: 1000, Held: []int32{0, 900}}, 1},
 		{"a long queue wins over a cached prefix", KVAware, Prefill, nodes(2, func(i int, x *Node) {
-			x.QueuedTokens, x.Matched = 1000*i, 900*i
-		}), Query{Tokens: 1000}, 0},
+			x.QueuedTokens = 1000 * i
+		}), Query{Tokens: 1000, Held: []int32{0, 900}}, 0},
+		{"no prefix saves the last token", KVAware, Prefill, nodes(2, func(i int, x *Node) { x.QueuedTokens = i }), Query{Tokens: 1000, Held: []int32{999, 1000}}, 0},
 		{"fewest sequences", LeastLoaded, Decode, nodes(3, func(i int, x *Node) { x.Sequences = 3 - i }), Query{}, 2},
 		{"less KV in use, with equal sequences", LeastLoaded, Decode, nodes(2, func(i int, x *Node) { x.KVMaxTokens, x.KVUsedTokens = 100, 50-i }), Query{Tokens: 1}, 1},
 		{"no room for the prompt weighs more than sequences", LeastLoaded, Decode, nodes(2, func(i int, x *Node) {
 			x.KVMaxTokens, x.KVUsedTokens, x.Sequences = 100, 90*(1-i), 3*i
 		}), Query{Tokens: 60}, 1},
-		{"KV that is there already", KVAware, Decode, nodes(2, func(i int, x *Node) { x.Sequences, x.Matched = i, 100*i }), Query{Tokens: 100}, 1},
+		{"KV that is there already", KVAware, Decode, nodes(2, func(i int, x *Node) { x.Sequences = i }), Query{Tokens: 100, Held: []int32{0, 100}}, 1},
+		{"a load that is uneven by a few sequences takes no conversation away", KVAware, Decode, nodes(2, func(i int, x *Node) { x.Sequences = 3 * i }), Query{Tokens: 1000, Held: []int32{0, 900}}, 1},
+		{"nor one by a few in a hundred", KVAware, Decode, nodes(2, func(i int, x *Node) { x.Sequences = 60 + 15*i }), Query{Tokens: 1000, Held: []int32{0, 1000}}, 1},
+		{"but one by half does", KVAware, Decode, nodes(2, func(i int, x *Node) { x.Sequences = 60 + 30*i }), Query{Tokens: 1000, Held: []int32{0, 1000}}, 0},
 		{"a conversation without a key goes to the least loaded", Conversation, Prefill, queued(3, 1), Query{}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var ch Chooser
-			if got, ok := ch.Choose(c.policy, c.side, c.nodes, c.q); !ok || got != c.want {
+			if got, ok := ch.Choose(c.policy, c.side, c.nodes, &c.q); !ok || got != c.want {
 				t.Errorf("chose %d, %v, want %d; scores %v", got, ok, c.want, ch.scores)
 			}
 		})
@@ -69,7 +74,7 @@ func TestABetterRankComesFirst(t *testing.T) {
 	var c Chooser
 	for _, p := range Policies() {
 		for _, want := range []int{2, 1} {
-			if got, ok := c.Choose(p, Prefill, list, Query{Key: 7, Rand: rand.IntN}); !ok || got != want {
+			if got, ok := c.Choose(p, Prefill, list, &Query{Key: 7, Rand: rand.IntN}); !ok || got != want {
 				t.Errorf("%s chose %d, want %d", p, got, want)
 			}
 			list[2].Rank = Excluded
@@ -77,7 +82,7 @@ func TestABetterRankComesFirst(t *testing.T) {
 		list[2].Rank = Good + 1
 		list[1].Rank = Excluded
 		list[2].Rank = Excluded
-		if _, ok := c.Choose(p, Prefill, list, Query{}); ok {
+		if _, ok := c.Choose(p, Prefill, list, &Query{}); ok {
 			t.Errorf("%s chose among excluded nodes", p)
 		}
 		list[1].Rank, list[2].Rank = 2, 1
@@ -93,7 +98,7 @@ func TestRoundRobinIsEvenWhateverIsExcluded(t *testing.T) {
 	var c Chooser
 	got := map[int]int{}
 	for turn := range 40 {
-		at, _ := c.Choose(RoundRobin, Decode, list, Query{Turn: turn})
+		at, _ := c.Choose(RoundRobin, Decode, list, &Query{Turn: turn})
 		got[at]++
 	}
 	for i := range list {
@@ -113,7 +118,7 @@ func TestConversationsStayTogetherWithinABound(t *testing.T) {
 	for range turns {
 		for k := range conversations {
 			key := SeedOf(fmt.Sprint("conversation", k))
-			at, _ := c.Choose(Conversation, Decode, list, Query{Key: key, Tokens: 10})
+			at, _ := c.Choose(Conversation, Decode, list, &Query{Key: key, Tokens: 10})
 			list[at].Sequences++
 			if old, known := home[key]; known && old != at {
 				moved++
@@ -138,7 +143,7 @@ func TestConversationsStayTogetherWithinABound(t *testing.T) {
 	list[left].Rank = Excluded
 	for k := range conversations {
 		key := SeedOf(fmt.Sprint("conversation", k))
-		if at, _ := c.Choose(Conversation, Decode, list, Query{Key: key, Tokens: 10}); at == left {
+		if at, _ := c.Choose(Conversation, Decode, list, &Query{Key: key, Tokens: 10}); at == left {
 			t.Fatalf("conversation %d went to the node that left", k)
 		}
 	}
@@ -147,12 +152,12 @@ func TestConversationsStayTogetherWithinABound(t *testing.T) {
 func TestBestListsTheChosenAndTheLowestScores(t *testing.T) {
 	list := nodes(9, func(i int, x *Node) { x.QueuedTokens = (i * 5) % 9 })
 	var c Chooser
-	at, _ := c.Choose(LeastLoaded, Prefill, list, Query{Turn: 3})
+	at, _ := c.Choose(LeastLoaded, Prefill, list, &Query{Turn: 3})
 	best := c.Best(nil, at, 3)
 	if len(best) != 3 || best[0].At != at || best[0].Score != 0 || best[1].Score != 1 || best[2].Score != 2 {
 		t.Errorf("chosen %d, best %v", at, best)
 	}
-	at, _ = c.Choose(RoundRobin, Prefill, list, Query{Turn: 7}) // a bad one
+	at, _ = c.Choose(RoundRobin, Prefill, list, &Query{Turn: 7}) // a bad one
 	if best = c.Best(nil, at, 3); len(best) != 3 || best[2].At != at {
 		t.Errorf("chosen %d is not among %v", at, best)
 	}
@@ -193,6 +198,34 @@ func TestFitWithoutASpreadIsConstantThenProportional(t *testing.T) {
 	}
 }
 
+func TestAStallIsNotTakenForWhatWorkCosts(t *testing.T) {
+	work := func(samples ...float64) float64 {
+		var f Fit
+		for range 20 {
+			f.AddWork(30, 6)
+		}
+		for _, y := range samples {
+			f.AddWork(30, y)
+		}
+		return f.At(30)
+	}
+	if at := work(400); at > 8 {
+		t.Errorf("after a stall of 400: %.1f, want about 6", at)
+	}
+	if at := work(slices.Repeat([]float64{60}, 60)...); at < 40 {
+		t.Errorf("after 60 samples of 60: %.1f, want near 60: it is so now", at)
+	}
+}
+
+func TestWhatIsComputedAgainCountsTwice(t *testing.T) {
+	c := Costs{LocalNS: 500, RemoteNS: 400, TokenNS: 2, remote: 100}
+	for left, want := range map[int]bool{20: true, 40: true, 60: false, 200: false} {
+		if got := c.Local(left); got != want {
+			t.Errorf("%d tokens left on the generation node, 100 on the context node: local %v, want %v", left, got, want)
+		}
+	}
+}
+
 func TestLocalPrefillIsComparedWithRemote(t *testing.T) {
 	fit := func(perX float64) *Fit {
 		var f Fit
@@ -201,18 +234,18 @@ func TestLocalPrefillIsComparedWithRemote(t *testing.T) {
 		}
 		return &f
 	}
-	gen, ctx := &Node{Matched: 900}, &Node{QueuedTokens: 500}
-	c, ok := Estimate(ctx, gen, fit(10), fit(30), fit(2), 1000, 4)
+	gen, ctx, q := &Node{Slot: 1}, &Node{QueuedTokens: 500}, &Query{Tokens: 1000, Held: []int32{0, 900}}
+	c, ok := (&Way{ctx, gen, fit(10), fit(30), fit(2), 4}).Estimate(q)
 	if !ok || math.Abs(c.LocalNS-3000) > 1 || math.Abs(c.RemoteNS-(15000+800)) > 5 {
 		t.Errorf("got %+v, %v, want 3000 and 15800", c, ok)
 	}
-	if c, ok = Estimate(ctx, gen, fit(10), nil, fit(2), 1000, 4); !ok || math.Abs(c.LocalNS-1000) > 1 {
+	if c, ok = (&Way{ctx, gen, fit(10), nil, fit(2), 4}).Estimate(q); !ok || math.Abs(c.LocalNS-1000) > 1 {
 		t.Errorf("got %+v, %v: an unmeasured generation node is as fast as the context node", c, ok)
 	}
-	if _, ok = Estimate(ctx, gen, nil, fit(30), fit(2), 1000, 4); ok {
+	if _, ok = (&Way{ctx, gen, nil, fit(30), fit(2), 4}).Estimate(q); ok {
 		t.Error("an estimate without a measured prefill")
 	}
-	if _, ok = Estimate(ctx, gen, fit(10), fit(30), nil, 1000, 4); ok {
+	if _, ok = (&Way{ctx, gen, fit(10), fit(30), nil, 4}).Estimate(q); ok {
 		t.Error("an estimate without a measured hand-over")
 	}
 }

@@ -10,7 +10,7 @@ const (
 // sticky takes the node that the conversation's key prefers among those whose load is within the bound: rendezvous hashing
 // with bounded loads. It remembers nothing, so that all routers agree, and a node that joins or leaves moves only the
 // conversations that it gains or had.
-func (c *Chooser) sticky(side Side, nodes []Node, q Query) int {
+func (c *Chooser) sticky(side Side, nodes []Node, q *Query) int {
 	sum := 0.0
 	for _, s := range c.scores {
 		sum += s

@@ -15,37 +15,33 @@ type loan struct {
 	localNS float64 // the fetch, then prefill of the rest
 }
 
-// borrow looks for the peer of g, of either role, that has most of the prompt. The caller has written what each node holds.
-func (p *Pool) borrow(c *class, x, g *member, gn *place.Node, a Ask) loan {
-	b := loan{had: gn.Matched, matched: gn.Matched}
-	for _, h := range p.hits {
-		if int(h.Slot) >= len(p.slots) {
+// borrow looks for the peer of g, of either role, that has most of the prompt.
+func (p *Pool) borrow(c *class, x, g *member, gn *place.Node, q *place.Query) loan {
+	has := q.Matched(gn)
+	b := loan{had: has, matched: has}
+	for slot, tokens := range q.Held {
+		if int(tokens) <= b.matched {
 			continue
 		}
-		m := p.slots[h.Slot]
+		m := p.slots[slot]
 		if m == nil || m == g || m.table == nil || m.info.KVAddr == "" || m.rank() != place.Good {
 			continue
 		}
 		if m.table != &c.sides[place.Prefill] && m.table != &c.sides[place.Decode] {
 			continue // another checkpoint: its KV is not this one's
 		}
-		if n := m.table.nodes[m.at].Matched; n > b.matched {
+		if n := q.Matched(&m.table.nodes[m.at]); n > b.matched {
 			b.lender, b.matched = m, n
 		}
 	}
 	if b.lender == nil {
 		return b
 	}
-	bytes := p.moved.Slope() * float64(b.matched-b.had)
-	switch w := g.loans[b.lender]; {
-	case w != nil:
-		b.fetchNS = w.At(bytes)
-	case p.wire > 0 && bytes > 0: // never tried: as fast as hand-overs are
-		b.fetchNS = bytes * 1e9 / p.wire
-	default:
+	if p.wire == 0 || !p.moved.Known() {
 		return loan{}
 	}
-	b.localNS = place.Borrow(gn, &g.prefill, &x.prefill, a.Tokens-b.matched, b.fetchNS)
+	b.fetchNS = p.onWire(p.moved.Slope()*float64(b.matched-b.had)) + g.loans[b.lender]
+	b.localNS = place.Borrow(gn, &g.prefill, &x.prefill, q.Tokens-b.matched, b.fetchNS)
 	return b
 }
 
@@ -64,19 +60,26 @@ func (p *Pool) learnLoan(f *timeline.Phase) {
 	if lender == nil {
 		lender = p.byName(string(phase.Ctx), f.Peer)
 	}
-	if g == nil || lender == nil || f.Bytes <= 0 || asked == 0 || installed <= asked {
+	if g == nil || lender == nil || f.Bytes <= 0 || asked == 0 || installed <= asked || p.wire == 0 {
 		return
 	}
-	if g.loans == nil {
-		g.loans = map[*member]*place.Fit{}
-	}
-	w := g.loans[lender]
-	if w == nil && len(g.loans) >= maxPairs {
+	over, known := g.loans[lender]
+	switch {
+	case g.loans == nil:
+		g.loans = map[*member]float64{}
+	case !known && len(g.loans) >= maxPairs:
 		return
 	}
-	if w == nil {
-		w = new(place.Fit)
-		g.loans[lender] = w
+	g.loans[lender] = over + (max(float64(installed-asked)-p.onWire(float64(f.Bytes)), 0)-over)/8
+}
+
+// onWire is what bytes take at the rate of all hand-overs, in ns.
+func (p *Pool) onWire(bytes float64) float64 { return bytes * 1e9 / p.wire }
+
+// declined takes note of a loan that was too dear. What is not tried is not measured, so that one bad time would be believed
+// for ever: it fades.
+func (b *loan) declined(g *member) {
+	if over := g.loans[b.lender]; over > 0 {
+		g.loans[b.lender] = over * (1 - 1.0/32)
 	}
-	w.Add(float64(f.Bytes), float64(installed-asked))
 }

@@ -3,6 +3,7 @@ package pool
 import (
 	"fmt"
 	"math"
+	"strconv"
 
 	"meridian.internal/router/place"
 	"meridian.internal/shared/phase"
@@ -14,10 +15,12 @@ const maxCandidates = 3
 // decision is the record of a choice while it is made.
 type decision struct {
 	now      int64
+	q        *place.Query
 	policies [2]place.Policy // ctx, gen
 	names    [2]string
 	looked   [2]int
-	list     [2][]phase.Candidate
+	list     [2][maxCandidates]phase.Candidate
+	listed   [2]int
 	looks    bool // matched is known
 	matched  int
 	costs    *place.Costs // nil: not estimated
@@ -31,8 +34,10 @@ func (d *decision) gen(p *Pool, t *table, at int) { d.add(p, place.Decode, t, at
 func (d *decision) add(p *Pool, side place.Side, t *table, at int) {
 	d.names[side], d.looked[side] = t.members[at].info.Name, p.chooser.Looked()
 	var buf [maxCandidates]place.Candidate
-	for _, x := range p.chooser.Best(buf[:0], at, maxCandidates) {
-		d.list[side] = append(d.list[side], d.describe(t.members[x.At], &t.nodes[x.At], x.Score))
+	best := p.chooser.Best(buf[:0], at, maxCandidates)
+	d.listed[side] = len(best)
+	for i, x := range best {
+		d.list[side][i] = d.describe(t.members[x.At], &t.nodes[x.At], x.Score)
 	}
 }
 
@@ -41,7 +46,7 @@ func (d *decision) describe(m *member, n *place.Node, score float64) phase.Candi
 		Node: n.Name, Score: math.Round(score*1000) / 1000, QueuedTokens: n.QueuedTokens, Reserved: m.all.CtxLegs + m.all.GenLegs,
 	}
 	if d.looks {
-		tokens := int64(n.Matched)
+		tokens := int64(d.q.Matched(n))
 		c.MatchedTokens = &tokens
 	}
 	if m.load.known {
@@ -53,7 +58,7 @@ func (d *decision) describe(m *member, n *place.Node, score float64) phase.Candi
 
 func (d *decision) record(policy, reason string) phase.Decision {
 	out := phase.Decision{
-		Policy: policy, Ctx: d.names[place.Prefill], Gen: d.names[place.Decode], Reason: reason, Candidates: append(d.list[place.Prefill], d.list[place.Decode]...),
+		Policy: policy, Ctx: d.names[place.Prefill], Gen: d.names[place.Decode], Reason: reason, Candidates: d.candidates(),
 	}
 	if d.looks {
 		tokens := int64(d.matched)
@@ -66,10 +71,18 @@ func (d *decision) record(policy, reason string) phase.Decision {
 	return out
 }
 
+func (d *decision) candidates() []phase.Candidate {
+	out := make([]phase.Candidate, 0, d.listed[place.Prefill]+d.listed[place.Decode])
+	for side, n := range d.listed {
+		out = append(out, d.list[side][:n]...)
+	}
+	return out
+}
+
 func (d *decision) pair() phase.Decision {
 	ctx, gen := d.policies[place.Prefill], d.policies[place.Decode]
 	if ctx == gen {
-		return d.record(string(ctx), fmt.Sprintf("%s among %d ctx, %d gen", ctx, d.looked[place.Prefill], d.looked[place.Decode]))
+		return d.record(string(ctx), string(ctx)+" among "+strconv.Itoa(d.looked[place.Prefill])+" ctx, "+strconv.Itoa(d.looked[place.Decode])+" gen")
 	}
 	return d.record(string(ctx+"/"+gen), fmt.Sprintf("%s among %d ctx, %s among %d gen", ctx, d.looked[place.Prefill], gen, d.looked[place.Decode]))
 }

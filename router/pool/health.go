@@ -134,7 +134,7 @@ func (p *Pool) refresh(ctx context.Context, m *member, info node.Info, known boo
 		p.rebuild()
 	}
 	if fresh.Load != nil {
-		m.reported(*fresh.Load, p.o.Now())
+		m.reported(*fresh.Load, fresh.Ranks, p.o.Now())
 		p.changed()
 	}
 	m.sync()
@@ -158,15 +158,18 @@ func (p *Pool) checked(m *member, err error) {
 		if !m.healthy {
 			p.o.Logger.Info("node is healthy", "role", m.info.Role, "node", m.info.Name)
 		}
-		m.healthy, m.failures, m.suspectNS = true, 0, 0
+		m.healthy, m.failures, m.suspectNS, m.sick = true, 0, 0, ""
 		m.sync()
 	default:
 		m.failures++
+		m.sick = err.Error()
+		if m.failures == maxFailures { // said once, also of one that never was well
+			p.o.Logger.Warn("node is not healthy", "role", m.info.Role, "node", m.info.Name, "error", err)
+		}
 		if m.failures >= maxFailures && m.healthy {
 			m.healthy = false
 			p.unprove(m)
 			gone = m.take()
-			p.o.Logger.Warn("node is not healthy", "role", m.info.Role, "node", m.info.Name, "error", err)
 		}
 	}
 	name, role := m.info.Name, m.info.Role
@@ -192,10 +195,19 @@ func (p *Pool) get(ctx context.Context, url string) ([]byte, error) {
 		return nil, fmt.Errorf("read %s: %w", url, err)
 	}
 	if res.StatusCode >= http.StatusBadRequest {
-		return nil, fmt.Errorf("GET %s: status %d", url, res.StatusCode)
+		return nil, &statusError{url, res.StatusCode}
 	}
 	return body, nil
 }
+
+// statusError is returned when a node answers with a status of 400 and above.
+type statusError struct {
+	url    string
+	status int
+}
+
+// Error is error's.
+func (e *statusError) Error() string { return fmt.Sprintf("GET %s: status %d", e.url, e.status) }
 
 // serverInfo is what /server_info of our nodes says. TensorRT-LLM's has neither role nor model.
 type serverInfo struct {
@@ -209,9 +221,14 @@ type serverInfo struct {
 	} `json:"disaggregated_params"`
 }
 
-// identify learns who a static node is. A worker that does not say so is foreign; its model is the first of /v1/models.
+// identify learns who a static node is. A worker that does not say so is foreign; its model is the first of /v1/models. One
+// that does not answer has said neither: a node of ours must not become foreign because it was slow once.
 func (p *Pool) identify(ctx context.Context, info node.Info) (node.Info, bool, error) {
-	if body, err := p.get(ctx, info.URL+"/server_info"); err == nil {
+	body, err := p.get(ctx, info.URL+"/server_info")
+	if refused := (*statusError)(nil); err != nil && !errors.As(err, &refused) {
+		return info, true, fmt.Errorf("identify %s: %w", info.URL, err)
+	}
+	if err == nil {
 		var si serverInfo
 		if json.Unmarshal(body, &si) == nil && si.Role != "" && si.Model != nil && si.Model.Hash != "" {
 			info.Model, info.Load, info.ClockID, info.State = si.Model, si.Load, si.ClockID, node.Ready
@@ -224,7 +241,7 @@ func (p *Pool) identify(ctx context.Context, info node.Info) (node.Info, bool, e
 			return info, false, nil
 		}
 	}
-	body, err := p.get(ctx, info.URL+"/v1/models")
+	body, err = p.get(ctx, info.URL+"/v1/models")
 	if err != nil {
 		return info, true, fmt.Errorf("identify %s: %w", info.URL, err)
 	}

@@ -1,6 +1,8 @@
 package pool
 
 import (
+	"slices"
+
 	"meridian.internal/router/place"
 	"meridian.internal/router/timeline"
 	"meridian.internal/shared/phase"
@@ -29,7 +31,8 @@ func (p *Pool) Learn(l *timeline.Line) {
 	}
 }
 
-// learnPrefill takes the time of the chunks' steps, without the queue before and between them.
+// learnPrefill takes the time of the chunks' steps, without the queue before and between them. In a pipeline several run at the same
+// time.
 func (p *Pool) learnPrefill(f *timeline.Phase) {
 	m := p.byName(string(f.Role), f.Node)
 	start, end, tokens := f.Chunks.Column("forward_start_ns"), f.Chunks.Column("sample_end_ns"), f.Chunks.Column("tokens")
@@ -38,11 +41,15 @@ func (p *Pool) learnPrefill(f *timeline.Phase) {
 	}
 	var ns, n int64
 	for i := range start {
-		ns += end[i] - start[i]
+		from := start[i]
+		if i > 0 {
+			from = max(from, end[i-1])
+		}
+		ns += end[i] - from
 		n += tokens[i]
 	}
 	if n > 0 && ns > 0 {
-		m.prefill.Add(float64(n), float64(ns))
+		m.prefill.AddWork(float64(n), float64(ns))
 	}
 }
 
@@ -58,7 +65,7 @@ func (p *Pool) learnHandover(ctx, gen string, h *timeline.Handover) {
 	}
 	w := g.pair(x)
 	w.handover.Add(float64(h.Bytes), max(float64(*h.VisibleNS), 0))
-	w.costNS = w.handover.At(float64(h.Bytes))
+	w.costNS, w.tokenNS = w.handover.At(float64(h.Bytes)), x.prefill.Slope()
 	w.samples++
 	g.stalePairs = true
 	p.moved.Add(float64(h.Tokens), float64(h.Bytes))
@@ -97,37 +104,35 @@ type pairCost struct {
 	refused bool
 }
 
-// pairCosts lists the context nodes whose hand-over to g is refused or costs more than the cheapest one. Pairs that were never
-// measured cost nothing more, so that they get measured. It is made anew when a pair of g has changed.
-func (g *member) pairCosts() []pairCost {
-	if !g.stalePairs {
-		return g.costs
+// pairCosts lists the context nodes whose hand-over to m is refused or costs more than the cheapest one. Pairs that were never
+// measured cost nothing more, so that they get measured. It is made anew when a pair of m has changed.
+func (m *member) pairCosts() []pairCost {
+	if !m.stalePairs {
+		return m.costs
 	}
-	g.stalePairs, g.costs = false, g.costs[:0]
+	m.stalePairs, m.costs = false, slices.Grow(m.costs[:0], len(m.ways))
 	cheapest := -1.0
-	for _, w := range g.pairs {
+	for _, w := range m.ways {
 		if w.samples > 0 && (cheapest < 0 || w.costNS < cheapest) {
 			cheapest = w.costNS
 		}
 	}
-	for x, w := range g.pairs {
-		if x.table == nil {
-			continue // when it comes back, the tables and this are made anew
+	for _, w := range m.ways {
+		c := pairCost{refused: w.state == Refused}
+		if w.samples > 0 && w.tokenNS > 0 {
+			c.tokens = float64(int((w.costNS-cheapest)/w.tokenNS) / costGrain * costGrain)
 		}
-		c := pairCost{at: x.at, refused: w.state == Refused}
-		if slope := x.prefill.Slope(); w.samples > 0 && slope > 0 {
-			c.tokens = float64(int((w.costNS-cheapest)/slope) / costGrain * costGrain)
-		}
-		if c.refused || c.tokens > 0 {
-			g.costs = append(g.costs, c)
+		if (c.refused || c.tokens > 0) && w.ctx.table != nil { // when it comes back, the tables and this are made anew
+			c.at = w.ctx.at
+			m.costs = append(m.costs, c)
 		}
 	}
-	return g.costs
+	return m.costs
 }
 
-// charge writes the costs of hand-overs to g, until refund.
-func (g *member) charge(nodes []place.Node) {
-	for _, c := range g.pairCosts() {
+// charge writes the costs of hand-overs to m, until refund.
+func (m *member) charge(nodes []place.Node) {
+	for _, c := range m.pairCosts() {
 		n := &nodes[c.at]
 		n.PairTokens = c.tokens
 		if c.refused {
@@ -136,8 +141,8 @@ func (g *member) charge(nodes []place.Node) {
 	}
 }
 
-func (g *member) refund(t *table) {
-	for _, c := range g.costs {
+func (m *member) refund(t *table) {
+	for _, c := range m.costs {
 		t.nodes[c.at].PairTokens = 0
 		if c.refused {
 			t.nodes[c.at].Rank = t.members[c.at].rank()

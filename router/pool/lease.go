@@ -29,8 +29,9 @@ type Lease struct {
 
 	mu       sync.Mutex // guards what follows
 	released bool
-	cause    error         // not nil: the node is gone
-	watchers []func(error) // nil: ended
+	cause    error // not nil: the node is gone
+	watchers []func(error)
+	one      [1]func(error) // memory of watchers: most leases have one
 }
 
 const (
@@ -135,6 +136,9 @@ func (l *Lease) Watch(f func(cause error)) (stop func()) {
 	}
 	defer l.mu.Unlock()
 	id := len(l.watchers)
+	if id == 0 {
+		l.watchers = l.one[:0]
+	}
 	l.watchers = append(l.watchers, f)
 	return func() {
 		l.mu.Lock()

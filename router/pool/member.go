@@ -27,30 +27,33 @@ type member struct {
 	reportSeq  int64 // of the newest load report; 0: none yet
 	checkedNS  int64 // when its last health check ended
 	checking   bool
-	failures   int   // consecutive failed health checks
-	suspectNS  int64 // a leg failed to reach it at this time; 0: no
-	lapsed     bool  // its lease ended without a word
+	failures   int    // consecutive failed health checks
+	sick       string // why the last of them failed; "": the last check did not fail
+	suspectNS  int64  // a leg failed to reach it at this time; 0: no
+	lapsed     bool   // its lease ended without a word
 	healthy    bool
 	leases     map[*Lease]struct{}
-	all        use                    // reserved by this router
-	unseen     use                    // part of all that the node's load does not include yet
-	others     use                    // the same of other routers
-	told       use                    // what other routers were told last
-	slot       prefix.Slot            // in the index
-	prefill    place.Fit              // ns over prompt tokens, measured
-	pairs      map[*member]*pair      // of a generation node, by context node
-	costs      []pairCost             // of pairs, for placement
-	loans      map[*member]*place.Fit // of a generation node, by peer: ns of a fetch over bytes
-	stalePairs bool                   // costs must be made anew
-	alone      pair                   // aggregated
-	proven     bool                   // a generation went through it, in a pair or alone
-	table      *table                 // nil: it cannot be placed
-	at         int                    // in table
+	all        use                 // reserved by this router
+	unseen     use                 // part of all that the node's load does not include yet
+	others     use                 // the same of other routers
+	told       use                 // what other routers were told last
+	slot       prefix.Slot         // in the index
+	prefill    place.Fit           // ns over prompt tokens, measured
+	pairs      map[*member]*pair   // of a generation node, by context node
+	ways       []*pair             // the same: a choice may look at all of them
+	costs      []pairCost          // of pairs, for placement
+	loans      map[*member]float64 // of a generation node, by peer: ns of a fetch beyond those of its bytes on the wire
+	stalePairs bool                // costs must be made anew
+	alone      pair                // aggregated
+	proven     bool                // a generation went through it, in a pair or alone
+	table      *table              // nil: it cannot be placed
+	at         int                 // in table
 }
 
 // load is what a node told of itself.
 type load struct {
 	infer.Load
+	ranks []infer.Load // of each data-parallel rank; nil: there is one
 	known bool
 	stale bool
 	atNS  int64 // when it came
@@ -152,8 +155,8 @@ func (m *member) sync() {
 }
 
 // reported takes the node's word, and drops what it includes from what must be added to it.
-func (m *member) reported(l infer.Load, now int64) {
-	m.load = load{Load: l, known: true, atNS: now}
+func (m *member) reported(l infer.Load, ranks []infer.Load, now int64) {
+	m.load = load{Load: l, ranks: ranks, known: true, atNS: now}
 	for x := range m.leases {
 		if !x.seen && x.sentNS != 0 && now-x.sentNS >= int64(seenAfter) {
 			x.seen = true
@@ -173,7 +176,7 @@ func (p *Pool) Report(r node.Report) {
 	}
 	before := m.unreported()
 	m.reportSeq = r.Seq
-	m.reported(r.Load, now)
+	m.reported(r.Load, r.Ranks, now)
 	m.sync()
 	if m.unreported() != before {
 		p.changed()

@@ -12,6 +12,7 @@ import (
 // pair is what is known of a way through the cluster: from a context node to a generation node, or through one node
 // alone. Its state begins anew when one of its nodes is another instance.
 type pair struct {
+	ctx       *member // nil: one node alone
 	state     QualState
 	why       string    // of Refused
 	busy      bool      // a probe is on its way
@@ -21,6 +22,7 @@ type pair struct {
 	probeNS   int64     // how long the last probe took
 	handover  place.Fit // ns that the client waits for the hand-over after prefill, over bytes
 	costNS    float64   // handover at the bytes of the last one; 0: not measured
+	tokenNS   float64   // what a prompt token took on the context node then; 0: not measured
 	bytesPerS float64   // while KV was on the wire; 0: not measured
 	samples   int64
 }
@@ -135,8 +137,8 @@ func (w *pair) due(now int64) bool { return w.state != Qualified && !w.busy && n
 func (m *member) pair(ctx *member) *pair {
 	w := m.pairs[ctx]
 	if w == nil {
-		w = &pair{state: Unproven}
-		m.pairs[ctx] = w
+		w = &pair{ctx: ctx, state: Unproven}
+		m.pairs[ctx], m.ways = w, append(m.ways, w)
 	}
 	return w
 }

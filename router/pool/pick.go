@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"meridian.internal/router/place"
-	"meridian.internal/router/prefix"
 	"meridian.internal/shared/phase"
 )
 
@@ -77,20 +76,18 @@ func (p *Pool) PickCtx(g *Lease, a Ask) (*Lease, error) {
 	if g.member.table == nil {
 		return nil, p.whyNone(a)
 	}
-	defer p.matched(a)()
 	q := p.query(a)
 	c := p.classOf(g.member)
-	at, ok := p.pickCtx(c, g.member, a, &q, &decision{now: now})
+	at, ok := p.pickCtx(c, g.member, a, &decision{now: now, q: &q})
 	if !ok {
 		return nil, p.whyNone(a)
 	}
 	ctxs := &c.sides[place.Prefill]
-	return p.newLease(ctxs.members[at], claims(place.Prefill, a.Tokens-ctxs.nodes[at].Matched), a.Life), nil
+	return p.newLease(ctxs.members[at], claims(place.Prefill, a.Tokens-q.Matched(&ctxs.nodes[at])), a.Life), nil
 }
 
 // pickPair chooses the generation node, and then the context node that suits it; nil when there is no pair.
 func (p *Pool) pickPair(a Ask, now int64) *Choice {
-	defer p.matched(a)()
 	q := p.query(a)
 	for _, c := range p.classesOf(a.Model) {
 		if ch := p.pickIn(c, a, &q, now); ch != nil {
@@ -111,9 +108,9 @@ func (p *Pool) pickIn(c *class, a Ask, q *place.Query, now int64) *Choice {
 		if !ok {
 			return nil
 		}
-		d := decision{now: now, policies: [2]place.Policy{p.o.CtxPolicy, p.o.GenPolicy}, looks: p.looks(a)}
+		d := decision{now: now, q: q, policies: [2]place.Policy{p.o.CtxPolicy, p.o.GenPolicy}, looks: p.looks(a)}
 		d.gen(p, gens, at)
-		if x, ok := p.pickCtx(c, gens.members[at], a, q, &d); ok {
+		if x, ok := p.pickCtx(c, gens.members[at], a, &d); ok {
 			return p.claimPair(c, x, at, a, &d)
 		}
 		gens.nodes[at].Rank = place.Excluded // all its pairs were refused
@@ -123,11 +120,11 @@ func (p *Pool) pickIn(c *class, a Ask, q *place.Query, now int64) *Choice {
 }
 
 // pickCtx chooses the context node for g.
-func (p *Pool) pickCtx(c *class, g *member, a Ask, q *place.Query, d *decision) (int, bool) {
+func (p *Pool) pickCtx(c *class, g *member, a Ask, d *decision) (int, bool) {
 	ctxs := &c.sides[place.Prefill]
 	g.charge(ctxs.nodes)
 	tried := ctxs.exclude(a.ExcludeCtx)
-	at, ok := p.choose(p.o.CtxPolicy, place.Prefill, ctxs, q)
+	at, ok := p.choose(p.o.CtxPolicy, place.Prefill, ctxs, d.q)
 	if ok {
 		d.ctx(p, ctxs, at)
 	}
@@ -138,29 +135,35 @@ func (p *Pool) pickCtx(c *class, g *member, a Ask, q *place.Query, d *decision) 
 
 // claimPair claims the two, or the generation node alone where it is faster without the other.
 func (p *Pool) claimPair(c *class, ctxAt, genAt int, a Ask, d *decision) *Choice {
+	q := d.q
 	ctxs, gens := &c.sides[place.Prefill], &c.sides[place.Decode]
 	x, g := ctxs.members[ctxAt], gens.members[genAt]
 	xn, gn := &ctxs.nodes[ctxAt], &gens.nodes[genAt]
-	var handover *place.Fit // nil: never measured
+	way := place.Way{Ctx: xn, Gen: gn, CtxPrefill: &x.prefill, GenPrefill: &g.prefill, BytesPerToken: p.moved.Slope()}
 	if w := g.pairs[x]; w != nil {
-		handover = &w.handover
+		way.Handover = &w.handover
 	}
-	costs, known := place.Estimate(xn, gn, &x.prefill, &g.prefill, handover, a.Tokens, p.moved.Slope())
+	costs, known := way.Estimate(q)
 	if known {
 		d.costs = &costs
 	}
 	if d.looks {
 		p.counts.placedTokens += int64(a.Tokens)
 	}
-	have, lender := gn.Matched, ""
+	have, lender := q.Matched(gn), ""
 	if known && p.o.GenPolicy.Matches() {
-		if b := p.borrow(c, x, g, gn, a); b.lender != nil && b.localNS < costs.LocalNS {
+		b := p.borrow(c, x, g, gn, q)
+		switch {
+		case b.lender == nil:
+		case b.localNS < costs.LocalNS+costs.TokenNS*float64(b.matched-b.had):
 			costs.LocalNS, have, lender = b.localNS, b.matched, b.lender.info.KVAddr
 			d.borrow = &b
+		default:
+			b.declined(g)
 		}
 	}
 	left := a.Tokens - have
-	if a.Fallback && p.o.GenPolicy.Matches() && left <= p.o.LocalMax && known && costs.LocalNS < costs.RemoteNS {
+	if a.Fallback && p.o.GenPolicy.Matches() && left <= p.o.LocalMax && known && costs.Local(left) {
 		d.matched = have
 		p.counts.matchedTokens += int64(have)
 		if lender != "" {
@@ -169,17 +172,16 @@ func (p *Pool) claimPair(c *class, ctxAt, genAt int, a Ask, d *decision) *Choice
 		u := claims(place.Decode, a.Tokens).plus(claims(place.Prefill, left))
 		return &Choice{Cause: CauseLocal, Lender: lender, Gen: p.newLease(g, u, a.Life), Decision: d.local(left)}
 	}
-	d.matched = xn.Matched
-	p.counts.matchedTokens += int64(xn.Matched)
+	d.matched = q.Matched(xn)
+	p.counts.matchedTokens += int64(d.matched)
 	return &Choice{
-		Cause: CausePair, Ctx: p.newLease(x, claims(place.Prefill, a.Tokens-xn.Matched), a.Life),
+		Cause: CausePair, Ctx: p.newLease(x, claims(place.Prefill, a.Tokens-d.matched), a.Life),
 		Gen: p.newLease(g, claims(place.Decode, a.Tokens), a.Life), Decision: d.pair(),
 	}
 }
 
 // pickOne places an aggregated request: generation nodes first, since decode is most of its time.
 func (p *Pool) pickOne(a Ask, now int64, cause string) (*Choice, error) {
-	defer p.matched(a)()
 	q := p.query(a)
 	classes := p.classesOf(a.Model)
 	for _, side := range []place.Side{place.Decode, place.Prefill} {
@@ -193,7 +195,7 @@ func (p *Pool) pickOne(a Ask, now int64, cause string) (*Choice, error) {
 			at, ok := p.choose(policy, side, t, &q)
 			t.restore(tried)
 			if ok {
-				d := decision{now: now, policies: [2]place.Policy{policy, policy}, looks: p.looks(a), matched: t.nodes[at].Matched}
+				d := decision{now: now, q: &q, policies: [2]place.Policy{policy, policy}, looks: p.looks(a), matched: q.Matched(&t.nodes[at])}
 				d.add(p, side, t, at)
 				u := claims(place.Decode, a.Tokens).plus(claims(place.Prefill, a.Tokens-d.matched))
 				return &Choice{Cause: cause, Gen: p.newLease(t.members[at], u, a.Life), Decision: d.alone(t.members[at].info.Name, cause)}, nil
@@ -253,8 +255,9 @@ func (t *table) restore(excluded []int) {
 	}
 }
 
+// query is what placement asks for a request; it is good until the next.
 func (p *Pool) query(a Ask) place.Query {
-	q := place.Query{Tokens: a.Tokens, Rand: random}
+	q := place.Query{Tokens: a.Tokens, Rand: random, Held: p.match(a)}
 	switch {
 	case a.Conversation != "":
 		q.Key = place.SeedOf(a.Conversation)
@@ -267,7 +270,7 @@ func (p *Pool) query(a Ask) place.Query {
 func (p *Pool) choose(policy place.Policy, side place.Side, t *table, q *place.Query) (int, bool) {
 	q.Turn = p.turns[side]
 	p.turns[side]++
-	return p.chooser.Choose(policy, side, t.nodes, *q)
+	return p.chooser.Choose(policy, side, t.nodes, q)
 }
 
 // looks tells whether cached prefixes matter for the choice.
@@ -275,30 +278,15 @@ func (p *Pool) looks(a Ask) bool {
 	return a.Prefix != nil && (p.o.CtxPolicy.Matches() || p.o.GenPolicy.Matches())
 }
 
-// matched writes how much of the prompt each node holds. The caller calls undo when the choice is made.
-func (p *Pool) matched(a Ask) (undo func()) {
-	p.hits = p.hits[:0]
+// match looks up how much of the prompt each node holds, by slot; nil where it does not matter.
+func (p *Pool) match(a Ask) []int32 {
 	if !p.looks(a) {
-		return func() {}
+		return nil
 	}
+	p.held = slices.Grow(p.held[:0], len(p.slots))[:len(p.slots)]
+	clear(p.held)
 	for _, f := range a.Prefix {
-		from := len(p.hits)
-		p.hits = p.o.Index.Match(p.hits, f.Blocks)
-		for i := range p.hits[from:] {
-			p.hits[from+i].Blocks *= f.PerBlock // tokens, from here on
-		}
+		p.o.Index.Match(p.held, f.Blocks, f.PerBlock)
 	}
-	p.write(p.hits, a.Tokens-1) // the last token is always computed: its logits are wanted
-	return func() { p.write(p.hits, 0) }
-}
-
-func (p *Pool) write(hits []prefix.Hit, most int) {
-	for _, h := range hits {
-		if int(h.Slot) >= len(p.slotNodes) {
-			continue // it joins at this moment
-		}
-		if n := p.slotNodes[h.Slot]; n != nil {
-			n.Matched = min(h.Blocks, most)
-		}
-	}
+	return p.held
 }

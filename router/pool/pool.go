@@ -65,14 +65,12 @@ type Pool struct {
 	models  map[string][]*class // by the model's name; rebuilt when membership changes
 	turns   [2]int              // of the sides
 	chooser place.Chooser
-	hits    []prefix.Hit
-	slots   []*member // by slot of the index; nil: free
-	// slotNodes are the nodes of slots in their tables; nil: it cannot be placed. Made with the tables.
-	slotNodes []*place.Node
-	others    map[string]*peer // other routers
-	moved     place.Fit        // bytes of KV over tokens moved, of all hand-overs
-	wire      float64          // bytes a second on the wire, of all hand-overs; 0: not measured
-	counts    counts
+	held    []int32          // memory of place.Query.Held
+	slots   []*member        // by slot of the index; nil: free
+	others  map[string]*peer // other routers
+	moved   place.Fit        // bytes of KV over tokens moved, of all hand-overs
+	wire    float64          // bytes a second on the wire, of all hand-overs; 0: not measured
+	counts  counts
 }
 
 // counts are exported as they are.
@@ -177,7 +175,7 @@ func (p *Pool) put(info node.Info, now int64) (gone []*Lease, left prefix.Slot) 
 		p.rebuild()
 	}
 	if info.Load != nil && (m.reportSeq == 0 || now-m.load.atNS > int64(staleAfter)) {
-		m.reported(*info.Load, now) // nobody tells its load faster
+		m.reported(*info.Load, info.Ranks, now) // nobody tells its load faster
 	}
 	m.sync()
 	return gone, left
@@ -236,6 +234,7 @@ func (p *Pool) remove(k string) {
 		delete(other.loans, m)
 		if _, paired := other.pairs[m]; paired {
 			delete(other.pairs, m)
+			other.ways = slices.DeleteFunc(other.ways, func(w *pair) bool { return w.ctx == m })
 			other.stalePairs = true
 		}
 	}
@@ -260,20 +259,12 @@ func (p *Pool) rebuild() {
 		if per := m.info.Model.TokensPerBlock; per > 0 && !m.foreign && !slices.Contains(t.perBlock, per) {
 			t.perBlock = append(t.perBlock, per)
 		}
-		t.nodes = append(t.nodes, place.Node{Name: m.info.Name, Seed: place.SeedOf(m.info.Name)})
+		t.nodes = append(t.nodes, place.Node{Name: m.info.Name, Seed: place.SeedOf(m.info.Name), Slot: int(m.slot)})
 		m.table, m.at = t, len(t.nodes)-1
 	}
-	p.slotNodes = p.slotNodes[:0]
 	for _, m := range list {
 		m.sync()
 		m.stalePairs = true
-		if m.slot == prefix.None {
-			continue
-		}
-		for len(p.slotNodes) <= int(m.slot) {
-			p.slotNodes = append(p.slotNodes, nil)
-		}
-		p.slotNodes[m.slot] = &m.table.nodes[m.at]
 	}
 }
 

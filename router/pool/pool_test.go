@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -330,71 +331,110 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// worker is a static worker whose answers a test changes.
-func worker(t *testing.T, info string) (url string, up *atomic.Bool) {
-	up = &atomic.Bool{}
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch {
-		case !up.Load():
-			w.WriteHeader(500)
-		case r.URL.Path == "/server_info":
-			fmt.Fprint(w, info)
-		case r.URL.Path == "/v1/models":
-			fmt.Fprint(w, `{"data":[{"id":"m"}]}`)
-		}
-	}))
-	t.Cleanup(s.Close)
-	return s.URL, up
+// workers are static workers by their hosts, which are asked without a network: none of them is late.
+type workers map[string]*worker
+
+// worker is one whose answers a test changes.
+type worker struct {
+	info string // of /server_info
+	up   bool
+	mute bool // it gives no answer to /server_info
+}
+
+func (ws workers) RoundTrip(r *http.Request) (*http.Response, error) {
+	w, k := httptest.NewRecorder(), ws[r.URL.Host]
+	switch {
+	case k == nil:
+		return nil, syscall.ECONNREFUSED
+	case !k.up:
+		w.WriteHeader(http.StatusInternalServerError)
+	case r.URL.Path == "/server_info" && k.mute:
+		return nil, context.DeadlineExceeded
+	case r.URL.Path == "/server_info":
+		fmt.Fprint(w, k.info)
+	case r.URL.Path == "/v1/models":
+		fmt.Fprint(w, `{"data":[{"id":"m"}]}`)
+	}
+	return w.Result(), nil
+}
+
+// static are options of a pool with these workers, each with a host like "ctx".
+func (ws workers) static(o Options) Options {
+	o.Client = &http.Client{Transport: ws}
+	for _, host := range slices.Sorted(maps.Keys(ws)) {
+		o.Static = append(o.Static, Static{Role: node.Role(host[:3]), URL: "http://" + host + "/"})
+	}
+	return o
+}
+
+// round checks what is due.
+func (w *world) round(t *testing.T) {
+	for _, m := range w.due() {
+		w.check(t.Context(), m)
+	}
+	w.now.Add(int64(time.Second))
 }
 
 const ourInfo = `{"role":"ctx","name":"ctx9","model":{"name":"m","hash":"h","context_len":9},"load":{"running":3},"disaggregated_params":{"ctx_info_endpoint":["tcp://h:7"]}}`
 
 func TestStaticNodesComeAndGo(t *testing.T) {
-	ctxURL, ctxUp := worker(t, ourInfo)
-	w := newWorld(t, Options{Static: []Static{{Role: node.RoleCtx, URL: ctxURL + "/"}}})
-	round := func() {
-		for _, m := range w.due() {
-			w.check(t.Context(), m)
-		}
-		w.now.Add(int64(time.Second))
-	}
-	round()
+	ctx := &worker{info: ourInfo}
+	w := newWorld(t, workers{"ctx": ctx}.static(Options{}))
+	w.round(t)
 	if w.Ready(true, true) == nil {
 		t.Fatal("a node that is down is used")
 	}
-	ctxUp.Store(true)
-	round()
+	if why := w.Snapshot()[0].Why; !strings.Contains(why, "/health: status 500") {
+		t.Errorf("why it is not used: %q, want the failed check", why)
+	}
+	ctx.up = true
+	w.round(t)
 	s := w.Snapshot()[0]
-	if s.Foreign || s.Info.KVAddr != "h:7" || s.Info.Model.Hash != "h" || s.Info.Load.Running != 3 || s.Info.State != node.Ready || s.Info.URL != ctxURL || s.Info.Name != "ctx9" {
+	if s.Foreign || s.Info.KVAddr != "h:7" || s.Info.Model.Hash != "h" || s.Info.Load.Running != 3 || s.Info.State != node.Ready || s.Info.URL != "http://ctx" || s.Info.Name != "ctx9" {
 		t.Fatalf("got %+v", s)
 	}
 	c := w.pick(t, Ask{Aggregated: true})
 	told := 0
 	c.Gen.Watch(func(error) { told++ })
-	ctxUp.Store(false)
-	round()
+	ctx.up = false
+	w.round(t)
 	if told != 0 {
 		t.Error("one failed check made the node gone")
 	}
-	round()
+	w.round(t)
 	if told != 1 || w.Ready(true, true) == nil {
 		t.Errorf("after %d failed checks: told %d times", maxFailures, told)
 	}
-	ctxUp.Store(true)
-	round()
+	ctx.up = true
+	w.round(t)
 	if err := w.Ready(true, true); err != nil {
 		t.Errorf("it came back: %v", err)
+	}
+	if why := w.Snapshot()[0].Why; why != "" {
+		t.Errorf("a node that came back is said not to be used: %s", why)
+	}
+}
+
+func TestANodeOfOursThatWasSlowOnceIsNotForeign(t *testing.T) {
+	ctx := &worker{info: ourInfo, up: true, mute: true}
+	w := newWorld(t, workers{"ctx": ctx}.static(Options{}))
+	w.round(t)
+	if s := w.Snapshot()[0]; s.Info.State == node.Ready {
+		t.Errorf("it is taken though it has not said who it is: %+v", s)
+	}
+	for _, mute := range []bool{false, true, false} {
+		ctx.mute = mute
+		w.round(t)
+		if s := w.Snapshot()[0]; s.Foreign || s.Info.Model == nil || s.Info.Model.Hash != "h" {
+			t.Errorf("no answer to /server_info: %v; then it is %+v", mute, s)
+		}
 	}
 }
 
 func TestAStaticNodeThatIsRegisteredTooIsOneNode(t *testing.T) {
-	url, up := worker(t, ourInfo)
-	up.Store(true)
-	w := newWorld(t, Options{Static: []Static{{Role: node.RoleCtx, URL: url}}})
+	w := newWorld(t, workers{"ctx": {info: ourInfo, up: true}}.static(Options{}))
 	w.Put(reg("ctx9", "h", infer.Load{}))
-	for _, m := range w.due() {
-		w.check(t.Context(), m)
-	}
+	w.round(t)
 	if n := len(w.models["m"][0].sides[0].nodes); n != 1 {
 		t.Errorf("%d entries can be chosen", n)
 	}
@@ -404,13 +444,11 @@ func TestAStaticNodeThatIsRegisteredTooIsOneNode(t *testing.T) {
 	}
 }
 
+const foreignInfo = `{"disaggregated_params":{"ctx_dp_rank":0}}`
+
 func TestForeignStaticNodes(t *testing.T) {
-	url, up := worker(t, `{"disaggregated_params":{"ctx_dp_rank":0}}`)
-	up.Store(true)
-	w := newWorld(t, Options{Static: []Static{{Role: node.RoleGen, URL: url}}})
-	for _, m := range w.due() {
-		w.check(t.Context(), m)
-	}
+	w := newWorld(t, workers{"gen": {info: foreignInfo, up: true}}.static(Options{}))
+	w.round(t)
 	if s := w.Snapshot()[0]; !s.Foreign || s.Info.Model.Name != "m" || s.Info.State != node.Ready {
 		t.Errorf("got %+v", s)
 	}
@@ -421,14 +459,9 @@ func TestForeignStaticNodes(t *testing.T) {
 
 func TestForeignWorkersAreProbedUnlessTheyAreTrusted(t *testing.T) {
 	for _, trust := range []bool{false, true} {
-		ctx, up := worker(t, `{"disaggregated_params":{"ctx_dp_rank":0}}`)
-		gen, upToo := worker(t, `{"disaggregated_params":{"ctx_dp_rank":0}}`)
-		up.Store(true)
-		upToo.Store(true)
-		w := newWorld(t, Options{Qualify: true, TrustForeign: trust, Static: []Static{{Role: node.RoleCtx, URL: ctx}, {Role: node.RoleGen, URL: gen}}})
-		for _, m := range w.due() {
-			w.check(t.Context(), m)
-		}
+		both := workers{"ctx": {info: foreignInfo, up: true}, "gen": {info: foreignInfo, up: true}}
+		w := newWorld(t, both.static(Options{Qualify: true, TrustForeign: trust}))
+		w.round(t)
 		if n, err := len(w.Due(false, false)), w.Ready(false, false); (n == 0) != trust || (err == nil) != trust {
 			t.Errorf("trusted %v: %d probes are due, ready: %v", trust, n, err)
 		}

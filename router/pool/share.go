@@ -16,7 +16,7 @@ import (
 var ErrBadShare = errors.New("pool: bad message of another router")
 
 const (
-	// ShareEvery is how often a router tells everything it has reserved; changes are told at once.
+	// ShareEvery is how often a router tells everything it has reserved; changes are told at once to routers that are there.
 	ShareEvery = 500 * time.Millisecond
 	// peerExpires: what a router has reserved counts no more when nothing was heard of it for so long.
 	peerExpires = 2 * time.Second
@@ -148,7 +148,12 @@ func (p *Pool) joined(k string, m *member) {
 // News has a token when what others must know has changed.
 func (p *Pool) News() <-chan struct{} { return p.news }
 
+// changed says that there is news. Without other routers there is nobody to tell: one that comes hears everything within
+// ShareEvery.
 func (p *Pool) changed() {
+	if len(p.others) == 0 {
+		return
+	}
 	select {
 	case p.news <- struct{}{}:
 	default:

@@ -64,7 +64,7 @@ type Status struct {
 	Foreign        bool
 	Healthy        bool
 	Qualified      bool   // a generation has gone through it
-	Why            string // it is not qualified, as far as is known
+	Why            string // it is not qualified or not healthy, as far as is known
 	LoadAgeNS      *int64 // nil: no load was reported
 	LoadStale      bool   // it is too old to be believed
 	Reserved       int    // legs of this router
@@ -86,12 +86,12 @@ func (p *Pool) Snapshot() []Status {
 		}
 		if m.load.known {
 			age, l := now-m.load.atNS, m.load.Load
-			s.LoadAgeNS, s.Info.Load = &age, &l
+			s.LoadAgeNS, s.Info.Load, s.Info.Ranks = &age, &l, m.load.ranks
 		}
 		if rate := int64(m.prefill.Slope()); rate > 0 {
 			s.PrefillNS = &rate
 		}
-		if !m.proven {
+		if !m.proven || !m.healthy {
 			s.Why = p.unprovenBecause(m)
 		}
 		out = append(out, s)
@@ -105,6 +105,8 @@ func (p *Pool) Snapshot() []Status {
 // unprovenBecause is what is known of a node through which nothing has gone yet.
 func (p *Pool) unprovenBecause(m *member) string {
 	switch {
+	case !m.healthy && m.sick != "":
+		return "it is not healthy: " + m.sick
 	case !m.healthy:
 		return "it is not healthy"
 	case m.info.State != node.Ready:

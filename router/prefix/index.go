@@ -30,8 +30,9 @@ const (
 
 // entry is who holds one block.
 type entry struct {
-	n     uint16 // of slots; few+1: they are in Index.many
+	n     uint16 // of slots; few+1: they are in a set
 	slots [few]uint16
+	set   uint32 // in Index.sets, of more than few
 }
 
 // Index maps blocks to nodes. Safe for concurrent use.
@@ -40,7 +41,8 @@ type Index struct {
 
 	mu      sync.RWMutex // guards what follows
 	blocks  map[blockhash.Hash]entry
-	many    map[blockhash.Hash][]uint64
+	sets    [][]uint64  // of entries, by slot; nil: free
+	free    []uint32    // of sets
 	nodes   []*holdings // by slot; nil: free
 	held    int         // blocks of all nodes
 	dropped int64       // blocks that were not taken in because of max
@@ -58,7 +60,7 @@ func New(max int) *Index {
 	if max == 0 {
 		max = DefaultMaxBlocks
 	}
-	return &Index{max: max, blocks: map[blockhash.Hash]entry{}, many: map[blockhash.Hash][]uint64{}}
+	return &Index{max: max, blocks: map[blockhash.Hash]entry{}}
 }
 
 // Join gives a node a slot; None when all are taken.
@@ -136,18 +138,29 @@ func (x *Index) add(s Slot, h *holdings, hash blockhash.Hash) {
 			setBit(set, int(old))
 		}
 		setBit(set, int(s))
-		x.many[hash] = set
-		e.n = few + 1
+		e = entry{n: few + 1, set: x.keep(set)}
 	default:
-		set := x.many[hash]
+		set := x.sets[e.set]
 		for len(set) <= int(s)/64 {
 			set = append(set, 0)
 		}
 		setBit(set, int(s))
-		x.many[hash] = set
+		x.sets[e.set] = set
 		return
 	}
 	x.blocks[hash] = e
+}
+
+// keep gives a set its place.
+func (x *Index) keep(set []uint64) uint32 {
+	if n := len(x.free); n > 0 {
+		at := x.free[n-1]
+		x.free = x.free[:n-1]
+		x.sets[at] = set
+		return at
+	}
+	x.sets = append(x.sets, set)
+	return uint32(len(x.sets) - 1)
 }
 
 // drop notes that a node does not hold a block any more.
@@ -159,14 +172,14 @@ func (x *Index) drop(s Slot, h *holdings, hash blockhash.Hash) {
 	x.held--
 	e := x.blocks[hash]
 	if e.n > few {
-		set := x.many[hash]
+		set := x.sets[e.set]
 		set[s/64] &^= 1 << (s % 64)
 		if count(set) > few {
 			return
 		}
+		x.sets[e.set], x.free = nil, append(x.free, e.set)
 		e = entry{}
 		forEach(set, func(slot int) { e.slots[e.n] = uint16(slot); e.n++ })
-		delete(x.many, hash)
 		x.blocks[hash] = e
 		return
 	}
@@ -184,51 +197,56 @@ func (x *Index) drop(s Slot, h *holdings, hash blockhash.Hash) {
 	x.blocks[hash] = e
 }
 
-// Hit is a node that holds the first Blocks blocks of a prompt.
-type Hit struct {
-	Slot   Slot
-	Blocks int
-}
-
-// Match appends every node that holds at least the first block, with the length of its prefix.
-func (x *Index) Match(dst []Hit, prompt []blockhash.Hash) []Hit {
+// Match writes how many tokens of a prompt each node holds to held, by slot: whole blocks of its beginning, which have perBlock
+// tokens each. Slots that hold none are left as they are, and so are those that held has no room for.
+func (x *Index) Match(held []int32, prompt []blockhash.Hash, perBlock int) {
 	if len(prompt) == 0 {
-		return dst
+		return
 	}
-	var buf, next [words]uint64
+	var all, own [words]uint64
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	size := (len(x.nodes) + 63) / 64
-	active, keep := buf[:size], next[:size]
+	active := all[:(len(x.nodes)+63)/64] // hold all blocks so far
 	for i, hash := range prompt {
-		e := x.blocks[hash] // n is 0 where nobody holds it
-		clear(keep)
-		if e.n > few {
-			copy(keep, x.many[hash])
-		} else {
+		holders := own[:len(active)]
+		if e := x.blocks[hash]; e.n > few {
+			holders = x.sets[e.set] // it may be shorter
+		} else { // n is 0 where nobody holds it
+			clear(holders)
 			for _, s := range e.slots[:e.n] {
-				setBit(keep, int(s))
+				setBit(holders, int(s))
 			}
 		}
 		if i == 0 {
-			copy(active, keep)
+			copy(active, holders)
 			continue
 		}
 		left := uint64(0)
-		for w := range active {
-			gone := active[w] &^ keep[w]
-			for ; gone != 0; gone &= gone - 1 {
-				dst = append(dst, Hit{Slot(w*64 + bits.TrailingZeros64(gone)), i})
+		for w, before := range active {
+			now := uint64(0)
+			if w < len(holders) {
+				now = before & holders[w]
 			}
-			active[w] &= keep[w]
-			left |= active[w]
+			write(held, w, before&^now, i*perBlock)
+			active[w] = now
+			left |= now
 		}
 		if left == 0 {
-			return dst
+			return
 		}
 	}
-	forEach(active, func(s int) { dst = append(dst, Hit{Slot(s), len(prompt)}) })
-	return dst
+	for w, slots := range active {
+		write(held, w, slots, len(prompt)*perBlock)
+	}
+}
+
+// write gives the slots of one word of a set what they hold.
+func write(held []int32, word int, slots uint64, tokens int) {
+	for ; slots != 0; slots &= slots - 1 {
+		if s := word*64 + bits.TrailingZeros64(slots); s < len(held) {
+			held[s] = int32(tokens)
+		}
+	}
 }
 
 // Stats of an index.

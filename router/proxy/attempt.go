@@ -12,6 +12,7 @@ import (
 	"meridian.internal/router/upstream"
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/phase"
+	"meridian.internal/shared/sse"
 )
 
 // attempt is one try of a sub-request on one pair of nodes.
@@ -20,6 +21,7 @@ type attempt struct {
 	sub     *sub
 	n       int
 	choice  *pool.Choice
+	stop    context.CancelCauseFunc // ends its legs; nil: it was not placed
 	style   string
 	id      int64 // disagg_request_id; 0: aggregated
 	stamps  phase.Stamps
@@ -29,12 +31,14 @@ type attempt struct {
 	cutNS   *int64 // when the stream was cut that this attempt goes on after; nil: it begins the answer
 
 	had       int            // tokens that earlier attempts gave
-	open      []byte         // what the bodies of both legs begin with
+	open      [][]byte       // what the bodies of both legs begin with
 	calls     []*prefillCall // context legs: one, unless prefill went on elsewhere
+	firstCall prefillCall    // memory of the first of calls
 	serving   *prefillCall   // the one that served, or failed last; nil: none was sent
 	genLeg    *phase.Leg     // nil: not sent
 	ctxAnswer *api.CtxAnswer // of the context leg that served
 	gen       *upstream.Response
+	split     sse.Splitter
 	rewriter  *api.Rewriter // of the streamed chunks
 	genUsage  *api.Usage
 	tokens    int // token ids seen in this attempt's stream
@@ -53,7 +57,17 @@ func (a *attempt) fail(e *api.Error) *api.Error {
 
 // times is the memory of an attempt's stamps, apart from the attempt, which a record must not hold.
 type times struct {
-	placed, genPrepare, genDispatch, genHeaders, firstToken, lastToken, firstSent int64
+	placed, begun, genDispatch, genHeaders, firstToken, lastToken, firstSent int64
+
+	ctx callTimes // of its first context leg
+}
+
+// taken is a stamp, or nil where it was not taken.
+func taken(ns *int64) *int64 {
+	if *ns == 0 {
+		return nil
+	}
+	return ns
 }
 
 // stamp writes the time to t.
@@ -101,16 +115,23 @@ func (a *attempt) pick(tried *exclusions) (*pool.Choice, error) {
 	return c, err
 }
 
-// run runs the legs under one context: what ends one ends the other.
+// run runs the legs under one context: what ends one ends the other, and so does the end of the request's life. The first leg
+// begins where placing ended, so that what is made for both is in a span.
 func (a *attempt) run(ctx context.Context) *api.Error {
+	begun := a.stamp(&a.times.begun)
 	ctx, cancel := context.WithCancelCause(ctx)
+	a.stop = cancel
+	life := time.AfterFunc(a.s.left(), func() { cancel(context.DeadlineExceeded) })
+	defer life.Stop()
 	defer a.gone("gen", a.choice.Gen, cancel)()
 	switch a.style {
 	case GenerationFirst:
+		a.stamps.GenPrepareNS = begun
 		return a.generationFirst(ctx, cancel)
 	case ContextFirst:
-		return a.contextFirst(ctx, cancel)
+		return a.contextFirst(ctx, cancel, *begun)
 	default:
+		a.stamps.GenPrepareNS = begun
 		return a.single(ctx, cancel)
 	}
 }
@@ -132,8 +153,7 @@ func roleWord(stage string) string {
 }
 
 func (a *attempt) single(ctx context.Context, cancel context.CancelCauseFunc) *api.Error {
-	a.stamps.GenPrepareNS = a.stamp(&a.times.genPrepare)
-	if e := a.openGen(ctx, a.genBody(a.aloneParams())); e != nil {
+	if e := a.openGen(ctx, a.aloneBody()); e != nil {
 		cancel(e)
 		return e
 	}
@@ -155,12 +175,11 @@ const (
 
 // generationFirst: the generation node admits, then prefill starts, and its KV travels while it runs.
 func (a *attempt) generationFirst(ctx context.Context, cancel context.CancelCauseFunc) *api.Error {
-	a.stamps.GenPrepareNS = a.stamp(&a.times.genPrepare)
-	if e := a.openGen(ctx, a.genBody(a.genFirstParams())); e != nil {
+	if e := a.openGen(ctx, a.genFirstBody()); e != nil {
 		cancel(e)
 		return e
 	}
-	begun, open := a.now(), a.base()
+	begun, open := a.s.p.o.Steady.Now(), a.base()
 	ctxDone := make(chan *api.Error, 1)
 	go func() {
 		e := a.prefill(ctx, api.GenerationFirst, begun, open)
@@ -214,9 +233,9 @@ func (a *attempt) awaitCtx(cancel context.CancelCauseFunc, ctxDone <-chan *api.E
 
 var errNoAnswer = errors.New("proxy: the context leg did not answer in time")
 
-// contextFirst: prefill, then generation with what its answer says.
-func (a *attempt) contextFirst(ctx context.Context, cancel context.CancelCauseFunc) *api.Error {
-	if e := a.prefill(ctx, api.ContextFirst, a.now(), a.base()); e != nil {
+// contextFirst: prefill, which begins at begun, then generation with what its answer says.
+func (a *attempt) contextFirst(ctx context.Context, cancel context.CancelCauseFunc, begun int64) *api.Error {
+	if e := a.prefill(ctx, api.ContextFirst, begun, a.base()); e != nil {
 		cancel(e)
 		a.serving.release() // prefill may have ended while the answer was on its way
 		return e
@@ -277,6 +296,9 @@ func (a *attempt) path() string {
 // settle gives back what outlived the attempt's run: the connection of the generation leg.
 func (a *attempt) settle() {
 	a.rest.Wait()
+	if a.stop != nil {
+		defer a.stop(nil)
+	}
 	if a.gen == nil {
 		return
 	}

@@ -101,7 +101,7 @@ func BenchmarkRequest(b *testing.B) {
 			b.ResetTimer()
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
-					res, err := client.Do(b.Context(), &upstream.Request{URL: c.url, Path: "/v1/completions", Body: body})
+					res, err := client.Do(b.Context(), &upstream.Request{URL: c.url, Path: "/v1/completions", Body: [][]byte{body}})
 					if err != nil || res.Status != http.StatusOK {
 						b.Errorf("%v %v", res, err)
 						return

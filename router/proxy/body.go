@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -37,6 +39,11 @@ func (b *bodies) take(n int64) bool {
 
 // readBody reads the body, within the limits of its size, of its time and of the memory of all bodies.
 func (s *session) readBody(r *http.Request) ([]byte, *api.Error) {
+	if c := r.Header.Get("Content-Encoding"); c != "" && !strings.EqualFold(c, "identity") {
+		e := api.Invalid("Content-Encoding", "a body in %.40q is not taken: send it as it is", c)
+		e.Code = http.StatusUnsupportedMediaType
+		return nil, e
+	}
 	limit := s.p.o.MaxBody
 	if r.ContentLength > int64(limit) {
 		e := api.Invalid("", "the body has %d bytes; the limit is %d", r.ContentLength, limit)
@@ -62,9 +69,10 @@ func (s *session) readBody(r *http.Request) ([]byte, *api.Error) {
 			return body, nil
 		}
 		if err != nil {
-			e := api.Invalid("", "the body could not be read")
-			e.Code = http.StatusRequestTimeout
-			return nil, e
+			if !errors.Is(err, os.ErrDeadlineExceeded) {
+				return nil, api.Invalid("", "the body is cut or malformed: it could not be read to its end")
+			}
+			return nil, api.BodyLate(bodyTime)
 		}
 	}
 }

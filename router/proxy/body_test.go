@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -70,15 +69,15 @@ func TestTheBodiesOfAllRequestsHaveABound(t *testing.T) {
 	c := newCluster(t, Aggregated, "gen0")
 	c.proxy.bodies.limit = 200 << 10
 	running, end := make(chan struct{}), make(chan struct{})
-	c.nodes["gen0"].serve = func(w http.ResponseWriter, _ *http.Request, l leg) {
+	c.nodes["gen0"].serve = func(w http.ResponseWriter, r *http.Request, l leg) {
 		close(running)
-		<-end
+		hold(r, end)
 		streamTokens(w, l, "a")
 	}
 	large := `{"model":"m","prompt":"hi","user":"u"` + strings.Repeat(" ", 120<<10) + `}`
 	done := make(chan reply, 1)
 	go func() { done <- c.post("/v1/completions", large) }()
-	<-running
+	within(t, running, "the leg runs")
 	refused := c.post("/v1/completions", large)
 	if refused.status != http.StatusServiceUnavailable || refused.header.Get("Retry-After") == "" || !strings.Contains(refused.body, "memory") {
 		t.Errorf("got %d %v %q", refused.status, refused.header, refused.body)
@@ -88,16 +87,16 @@ func TestTheBodiesOfAllRequestsHaveABound(t *testing.T) {
 		t.Errorf("a small one beside it got %d %s", small.status, small.body)
 	}
 	close(end)
-	if got := <-done; got.status != 200 {
+	if got := within(t, done, "the one that ran ends"); got.status != 200 {
 		t.Errorf("the one that ran got %d %s", got.status, got.body)
 	}
+	c.idle()
 	if got := c.post("/v1/completions", large); got.status != 200 {
 		t.Errorf("after it: %d %s", got.status, got.body)
 	}
-	for end := time.Now().Add(10 * time.Second); c.proxy.bodies.used.Load() != 0; runtime.Gosched() { // a request gives back after its last byte
-		if time.Now().After(end) {
-			t.Fatalf("%d bytes are counted at idle", c.proxy.bodies.used.Load())
-		}
+	c.idle()
+	if n := c.proxy.bodies.used.Load(); n != 0 {
+		t.Errorf("%d bytes are counted at idle", n)
 	}
 }
 

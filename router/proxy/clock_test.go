@@ -35,7 +35,7 @@ func TestARoutedRequestIsAClockExchange(t *testing.T) {
 		t.Fatalf("status %d: %s", r.status, r.body)
 	}
 	for range 2 {
-		s := <-got
+		s := within(t, got, "an exchange comes")
 		if ids[s.key] != s.id {
 			t.Errorf("%s came with clock %s", s.key, s.id)
 		}

@@ -34,7 +34,7 @@ func (s *session) expectCost(e *api.Error) func() []perfheader.Header {
 // setClockSync tells the client when its request came and its answer began, by this router's clock.
 func (s *session) setClockSync() {
 	if s.perf {
-		s.w.Header()[api.HeaderClockSync] = []string{string(perfheader.AppendClockSync(nil, s.received, s.p.o.Steady.Now()))}
+		s.w.Header()[api.HeaderClockSync] = []string{string(perfheader.AppendClockSync(nil, s.times.received, s.p.o.Steady.Now()))}
 	}
 }
 

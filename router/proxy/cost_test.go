@@ -92,25 +92,3 @@ func TestTheEndMarkWaitsForTheEndOfTheAnswer(t *testing.T) {
 		}
 	}
 }
-
-func TestOnlyFastStreamsWait(t *testing.T) {
-	const ms = int64(time.Millisecond)
-	for name, c := range map[string]struct {
-		writes []int64 // when
-		want   bool    // after the last
-	}{
-		"the first write":      {[]int64{5 * ms}, false},
-		"a token every 5 ms":   {[]int64{5 * ms, 10 * ms, 15 * ms}, false},
-		"two at once":          {[]int64{5 * ms, 5*ms + 1000}, true},
-		"a burst that is over": {[]int64{5 * ms, 5*ms + 1000, 9 * ms}, false},
-	} {
-		var p pace
-		got := false
-		for _, w := range c.writes {
-			got = p.burst(w)
-		}
-		if got != c.want {
-			t.Errorf("%s: waits %t", name, got)
-		}
-	}
-}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -112,20 +113,20 @@ func TestARefusedRequestHasARecordAndReachesNoNode(t *testing.T) {
 	c.proxy.door.queue.Room = 1
 	c.proxy.o.QueueTime = time.Nanosecond
 	running, end := make(chan struct{}), make(chan struct{})
-	c.nodes["gen0"].serve = func(w http.ResponseWriter, _ *http.Request, l leg) {
+	c.nodes["gen0"].serve = func(w http.ResponseWriter, r *http.Request, l leg) {
 		close(running)
-		<-end
+		hold(r, end)
 		streamTokens(w, l, "a")
 	}
 	done := make(chan reply, 1)
 	go func() { done <- c.post("/v1/completions", completion) }()
-	<-running
+	within(t, running, "the leg runs")
 	refused := c.post("/v1/completions", completion)
 	if refused.status != 503 || refused.header.Get("Retry-After") == "" || !strings.Contains(refused.body, `"stage":"queue"`) {
 		t.Errorf("got %d %v %q", refused.status, refused.header, refused.body)
 	}
 	close(end)
-	if got := <-done; got.status != 200 {
+	if got := within(t, done, "the one that ran ends"); got.status != 200 {
 		t.Errorf("the one that ran got %d", got.status)
 	}
 	c.nodes["gen0"].serve = nil
@@ -150,13 +151,14 @@ func TestTheClientsDeadlineCountsWithinTheRouters(t *testing.T) {
 	c := newCluster(t, Aggregated, "gen0")
 	gen := c.nodes["gen0"]
 	gen.serve = admitAndWait(gen)
-	got := c.post("/v1/completions", completion, api.HeaderDeadline, "50")
+	const life = 3 * time.Second // the leg is sent within it
+	got := c.post("/v1/completions", completion, api.HeaderDeadline, strconv.FormatInt(life.Milliseconds(), 10))
 	if got.status != 504 || !strings.Contains(got.body, `"timeout_error"`) {
 		t.Errorf("got %d %q", got.status, got.body)
 	}
-	<-c.gone
-	if left := (<-c.legs).header.Get(api.HeaderDeadline); len(left) > 2 {
-		t.Errorf("the leg was given %s ms of 50", left)
+	c.cancelled()
+	if left, err := strconv.ParseInt(c.leg().header.Get(api.HeaderDeadline), 10, 64); err != nil || left >= life.Milliseconds() {
+		t.Errorf("the leg was given %d ms of %d: %v", left, life.Milliseconds(), err)
 	}
 	if r := c.settled()[0]; r.Outcome != phase.Expired {
 		t.Errorf("outcome %s", r.Outcome)
@@ -172,7 +174,7 @@ func TestTheClientsDeadlineCountsWithinTheRouters(t *testing.T) {
 
 func TestASlowReaderIsCutWithARecord(t *testing.T) {
 	c := newCluster(t, Aggregated, "gen0")
-	c.proxy.o.ClientIdle = 100 * time.Millisecond
+	c.proxy.o.ClientIdle = time.Second // within which the first write happens
 	ended := make(chan struct{})
 	c.proxy.o.End = func(string) { close(ended) }
 	gen, word := c.nodes["gen0"], strings.Repeat("x", 64<<10)
@@ -183,13 +185,13 @@ func TestASlowReaderIsCutWithARecord(t *testing.T) {
 		}
 		gen.waitGone(r)
 	}
-	res, err := http.Post(c.url+"/v1/completions", "application/json", strings.NewReader(completion))
+	res, err := c.send(t.Context(), "/v1/completions", completion)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer res.Body.Close()
-	<-c.gone
-	<-ended
+	c.cancelled()
+	within(t, ended, "the request ends")
 	if r := c.settled()[0]; r.Outcome != phase.Cancelled || r.Error.Stage != "relay" || !strings.Contains(r.Error.Message, "too long") {
 		t.Errorf("record %+v, error %+v", r, r.Error)
 	}

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"net/http"
+	"net/url"
 	"strconv"
 
 	"github.com/labstack/echo/v4"
@@ -17,6 +18,7 @@ func (p *Proxy) Routes(e *echo.Echo) {
 	e.POST("/v1/completions", func(c echo.Context) error { return p.serve(c, false) })
 	e.POST("/v1/chat/completions", func(c echo.Context) error { return p.serve(c, true) })
 	e.GET("/v1/models", p.models)
+	e.GET("/v1/models/*", p.model)
 	e.GET("/cluster", p.cluster)
 	if p.o.Timelines != nil {
 		e.GET("/timelines", p.timelines)
@@ -24,15 +26,39 @@ func (p *Proxy) Routes(e *echo.Echo) {
 	}
 }
 
+// models lists the models that the client may use.
 func (p *Proxy) models(c echo.Context) error {
+	data, e := p.modelsFor(c.Request())
+	if e != nil {
+		return e
+	}
+	return c.JSON(http.StatusOK, map[string]any{"object": "list", "data": data})
+}
+
+// model tells of one of them.
+func (p *Proxy) model(c echo.Context) error {
+	data, e := p.modelsFor(c.Request())
+	if e != nil {
+		return e
+	}
+	id, err := url.PathUnescape(c.Param("*")) // names of models may have slashes
+	for _, m := range data {
+		if err == nil && m["id"] == id {
+			return c.JSON(http.StatusOK, m)
+		}
+	}
+	return &api.Error{Code: http.StatusNotFound, Type: api.TypeNotFound, Param: "model", Stage: "parse", Message: "no model of this name is served"}
+}
+
+func (p *Proxy) modelsFor(r *http.Request) ([]map[string]any, *api.Error) {
 	var who *keys.Principal
 	if p.o.Keys != nil {
 		var e *api.Error
-		if who, _, e = identify(p.o.Keys, c.Request(), false); e != nil {
-			return e
+		if who, _, e = identify(p.o.Keys, r, false); e != nil {
+			return nil, e
 		}
 	}
-	data := []any{}
+	data := []map[string]any{}
 	for _, m := range p.o.Pool.Models() {
 		if who != nil && !who.MayUse(m.Name) {
 			continue
@@ -43,7 +69,7 @@ func (p *Proxy) models(c echo.Context) error {
 		}
 		data = append(data, one)
 	}
-	return c.JSON(http.StatusOK, map[string]any{"object": "list", "data": data})
+	return data, nil
 }
 
 // ClusterNode is one node as /cluster shows it.
@@ -65,9 +91,12 @@ type ClusterNode struct {
 	Why       string        `json:"why,omitempty"`
 	PrefillNS *int64        `json:"prefill_ns_per_token"` // measured; null: not yet
 	Load      *ClusterLoad  `json:"load"`                 // null: none was reported
+	Ranks     []ClusterRank `json:"ranks,omitempty"`      // absent: the node has one
+	Stages    int           `json:"stages,omitempty"`     // of the pipeline of each rank; absent: it is none
 	Clock     *ClusterClock `json:"clock"`
 }
 
+// ClusterLoad is what a node told of its load.
 type ClusterLoad struct {
 	Running       int    `json:"running"`
 	Waiting       int    `json:"waiting"`
@@ -78,7 +107,17 @@ type ClusterLoad struct {
 	Stale         bool   `json:"stale"` // too old to be believed: what is reserved counts alone
 }
 
-// ClusterClock: offset = reference - local; null where no estimate is known.
+// ClusterRank is the load of a data-parallel rank, of the same age as the node's.
+type ClusterRank struct {
+	DPRank        int `json:"dp_rank"`
+	Running       int `json:"running"`
+	Waiting       int `json:"waiting"`
+	WaitingTokens int `json:"waiting_tokens"`
+	KVUsedBlocks  int `json:"kv_used_blocks"`
+	KVMaxBlocks   int `json:"kv_max_blocks"`
+}
+
+// ClusterClock is the estimate of a node's clock: offset = reference - local; null where none is known.
 type ClusterClock struct {
 	OffsetNS *int64 `json:"offset_ns"`
 	BoundNS  *int64 `json:"bound_ns"`
@@ -98,7 +137,7 @@ type Cluster struct {
 
 // Cluster says which nodes are known, with their load and clocks.
 func (p *Proxy) Cluster() Cluster {
-	c := Cluster{Router: p.o.Name, ClockID: p.o.Steady.ID(), Schedule: string(p.o.Schedule), Nodes: []ClusterNode{}}
+	c := Cluster{Router: p.o.Name, ClockID: p.o.Steady.ID(), Schedule: p.o.Schedule, Nodes: []ClusterNode{}}
 	for _, st := range p.o.Pool.Snapshot() {
 		c.Nodes = append(c.Nodes, p.describe(st))
 	}
@@ -115,7 +154,7 @@ func (p *Proxy) describe(st pool.Status) ClusterNode {
 	n := ClusterNode{
 		Name: st.Info.Name, Role: string(st.Info.Role), URL: st.Info.URL, State: string(st.Info.State), Static: st.Static,
 		Foreign: st.Foreign, PID: st.Info.PID, Reserved: st.Reserved, Clock: &ClusterClock{State: "not_aligned"},
-		OthersReserved: st.OthersReserved, Qualified: st.Qualified, Why: st.Why, PrefillNS: st.PrefillNS,
+		OthersReserved: st.OthersReserved, Qualified: st.Qualified, Why: st.Why, PrefillNS: st.PrefillNS, Stages: st.Info.Stages,
 	}
 	if !st.Healthy {
 		n.State = "unhealthy"
@@ -128,6 +167,9 @@ func (p *Proxy) describe(st pool.Status) ClusterNode {
 			Running: l.Running, Waiting: l.Waiting, WaitingTokens: l.WaitingTokens,
 			KVUsedBlocks: l.KVUsedBlocks, KVMaxBlocks: l.KVMaxBlocks, AgeNS: st.LoadAgeNS, Stale: st.LoadStale,
 		}
+	}
+	for rank, l := range st.Info.Ranks {
+		n.Ranks = append(n.Ranks, ClusterRank{rank, l.Running, l.Waiting, l.WaitingTokens, l.KVUsedBlocks, l.KVMaxBlocks})
 	}
 	e, ok := p.o.Estimate(st.Info)
 	if !ok {

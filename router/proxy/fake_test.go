@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,6 +11,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
 
 	"meridian.internal/router/place"
 	"meridian.internal/router/pool"
@@ -18,6 +22,7 @@ import (
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/node"
 	"meridian.internal/shared/phase"
+	"meridian.internal/shared/poll"
 	"meridian.internal/shared/serve"
 )
 
@@ -96,6 +101,40 @@ func (f *fakeNode) waitGone(r *http.Request) {
 	f.gone <- f.name
 }
 
+// soon is how long a test waits for what comes at once where nothing is broken.
+const soon = time.Minute
+
+// within waits for a value of ch, which what describes.
+func within[T any](t *testing.T, ch <-chan T, what string) (v T) {
+	t.Helper()
+	select {
+	case v = <-ch:
+	case <-time.After(soon):
+		t.Fatalf("%s: not after %s", what, soon)
+	}
+	return v
+}
+
+// hold keeps a leg until ch is closed, or its client has left.
+func hold(r *http.Request, ch <-chan struct{}) {
+	select {
+	case <-ch:
+	case <-r.Context().Done():
+	}
+}
+
+// cancelled gives the name of the node of a leg that was cancelled.
+func (c *cluster) cancelled() string {
+	c.t.Helper()
+	return within(c.t, c.gone, "a leg is cancelled")
+}
+
+// leg is the next leg that came to a node.
+func (c *cluster) leg() leg {
+	c.t.Helper()
+	return within(c.t, c.legs, "a leg comes")
+}
+
 // cluster is a router with fake nodes.
 type cluster struct {
 	t     *testing.T
@@ -104,6 +143,7 @@ type cluster struct {
 	legs  chan leg
 	gone  chan string
 	url   string
+	echo  http.Handler // what is served at url
 	proxy *Proxy
 
 	mu      sync.Mutex // guards records
@@ -128,10 +168,10 @@ func newCluster(t *testing.T, schedule string, names ...string) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client := upstream.New(upstream.Options{})
-	t.Cleanup(client.Close)
+	client, loops := upstream.New(upstream.Options{}), poll.NewLoops(1)
+	t.Cleanup(func() { client.Close(); _ = loops.Close() })
 	c.proxy, err = New(Options{
-		Name: "r0", Pool: c.pool, Client: client, Steady: steady, Schedule: schedule, Record: c.record, MaxBody: 1 << 20,
+		Name: "r0", Pool: c.pool, Client: client, Loops: loops, Steady: steady, Schedule: schedule, Record: c.record, MaxBody: 1 << 20,
 		Tokenizers: &Tokenizers{Pool: c.pool, Client: client, Build: func(f TokenizerFile) (*Tokenizer, error) {
 			return &Tokenizer{ContextLen: 100, Vocab: 1000, Encode: func(s string) []int32 { return []int32{7, int32(len(s))} }}, nil
 		}},
@@ -142,14 +182,16 @@ func newCluster(t *testing.T, schedule string, names ...string) *cluster {
 	for _, name := range names {
 		c.add(name)
 	}
-	s, err := serve.New(serve.Options{Listen: "127.0.0.1:0", Allow: c.proxy.Allow})
+	s, err := serve.New(serve.Options{Listen: "127.0.0.1:0", Allow: c.proxy.Allow, Grace: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.proxy.Routes(s.Echo())
-	front := httptest.NewServer(s.Echo())
-	t.Cleanup(func() { front.Close(); s.Close() })
-	c.url = front.URL
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(ctx) }()
+	t.Cleanup(func() { cancel(); within(t, served, "the router ends its requests") })
+	c.url, c.echo = "http://"+s.Addr(), s.Echo()
 	return c
 }
 
@@ -173,7 +215,12 @@ func (c *cluster) add(name string) *fakeNode {
 	})
 	mux.HandleFunc("GET /tokenizer", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"hash":"h"}`) })
 	f.srv = httptest.NewServer(mux)
-	c.t.Cleanup(f.srv.Close)
+	c.t.Cleanup(func() {
+		f.srv.CloseClientConnections()
+		closed := make(chan struct{})
+		go func() { f.srv.Close(); close(closed) }()
+		within(c.t, closed, "the legs of "+name+" end")
+	})
 	c.nodes[name] = f
 	info := node.Info{
 		Name: name, Role: f.role, URL: f.srv.URL, State: node.Ready, Seq: 1,
@@ -194,18 +241,26 @@ type reply struct {
 	events []string // data of the events of a stream
 }
 
-func (c *cluster) post(path, body string, headers ...string) reply {
-	c.t.Helper()
-	req, err := http.NewRequestWithContext(c.t.Context(), "POST", c.url+path, strings.NewReader(body))
+// send sends a request, whose answer is to be read before long.
+func (c *cluster) send(ctx context.Context, path, body string, headers ...string) (*http.Response, error) {
+	ctx, cancel := context.WithTimeout(ctx, soon)
+	c.t.Cleanup(cancel)
+	req, err := http.NewRequestWithContext(ctx, "POST", c.url+path, strings.NewReader(body))
 	if err != nil {
-		c.t.Fatal(err)
+		return nil, err
 	}
-	for i := 0; i+1 < len(headers); i += 2 {
+	for i := 0; i+1 < len(headers) && headers[i] != ""; i += 2 {
 		req.Header.Set(headers[i], headers[i+1])
 	}
-	res, err := http.DefaultClient.Do(req)
+	return http.DefaultClient.Do(req)
+}
+
+func (c *cluster) post(path, body string, headers ...string) reply {
+	c.t.Helper()
+	res, err := c.send(c.t.Context(), path, body, headers...)
 	if err != nil {
-		c.t.Fatal(err)
+		c.t.Errorf("no answer of %s: %v", path, err)
+		return reply{}
 	}
 	defer res.Body.Close()
 	raw, err := io.ReadAll(res.Body)
@@ -225,15 +280,33 @@ func (c *cluster) post(path, body string, headers ...string) reply {
 func (c *cluster) taken(n int) map[string]leg {
 	out := map[string]leg{}
 	for range n {
-		l := <-c.legs
+		l := c.leg()
 		out[l.node] = l
 	}
 	return out
 }
 
-// settled checks that nothing is reserved and returns the records.
+// idle waits until no request is served: a client may have its last byte before its request has given back what it held.
+func (c *cluster) idle() {
+	c.t.Helper()
+	for end := time.Now().Add(soon); ; time.Sleep(time.Millisecond) {
+		var m dto.Metric
+		if err := c.proxy.met.inflight.Write(&m); err != nil {
+			c.t.Fatal(err)
+		}
+		if m.GetGauge().GetValue() == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			c.t.Fatalf("%v requests are still served", m.GetGauge().GetValue())
+		}
+	}
+}
+
+// settled checks that nothing is reserved once no request is served, and returns the records.
 func (c *cluster) settled() []*phase.Record {
 	c.t.Helper()
+	c.idle()
 	for _, s := range c.pool.Snapshot() {
 		if s.Reserved != 0 {
 			c.t.Errorf("%s has %d reservations left", s.Info.Name, s.Reserved)

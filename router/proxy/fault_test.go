@@ -3,6 +3,7 @@ package proxy
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -88,6 +89,34 @@ func TestALegThatFailsBeforeTheFirstByteIsTriedOnAnotherNode(t *testing.T) {
 	}
 }
 
+// TestAStatusThatIsNotTheClientsBecomesA502: a client must not take a worker's quarrel with the router for an answer, or for one
+// about its own key.
+func TestAStatusThatIsNotTheClientsBecomesA502(t *testing.T) {
+	for _, code := range []int{204, 206, 302, 401, 403, 405} {
+		c := newCluster(t, ContextFirst, "ctx0", "gen0")
+		c.nodes["ctx0"].serve = func(w http.ResponseWriter, _ *http.Request, _ leg) { w.WriteHeader(code) }
+		got := c.post("/v1/completions", completion)
+		if got.status != 502 || !strings.Contains(got.body, fmt.Sprintf("context node ctx0: it answered with status %d", code)) || !strings.Contains(got.body, `"server_error"`) {
+			t.Errorf("status %d of a node became %d %s", code, got.status, got.body)
+		}
+	}
+}
+
+func TestOverloadOfANodeComesWithATimeToComeAgain(t *testing.T) {
+	for said, want := range map[string]string{"7": "7", "": "1", "Wed, 21 Oct 2099 07:28:00 GMT": "1", "-5": "1"} {
+		for _, code := range []int{429, 503} {
+			c := newCluster(t, Aggregated, "gen0")
+			c.nodes["gen0"].serve = func(w http.ResponseWriter, _ *http.Request, _ leg) {
+				w.Header().Set("Retry-After", said)
+				w.WriteHeader(code)
+			}
+			if got := c.post("/v1/completions", completion); got.status != code || got.header.Get("Retry-After") != want {
+				t.Errorf("%d with Retry-After %q became %d with %q, want %q", code, said, got.status, got.header.Get("Retry-After"), want)
+			}
+		}
+	}
+}
+
 func TestBadInputIsNotTriedTwice(t *testing.T) {
 	c := newCluster(t, Auto, "ctx0", "ctx1", "gen0", "gen1")
 	for _, n := range []string{"gen0", "gen1"} {
@@ -109,7 +138,7 @@ func TestFailureOfOneLegCancelsTheOther(t *testing.T) {
 		if got.status != 500 || !strings.Contains(got.body, `"stage":"ctx"`) || !strings.Contains(got.body, "boom") {
 			t.Errorf("got %d %q", got.status, got.body)
 		}
-		if who := <-c.gone; who != "gen0" {
+		if who := c.cancelled(); who != "gen0" {
 			t.Errorf("%s was cancelled", who)
 		}
 		c.settled()
@@ -118,17 +147,17 @@ func TestFailureOfOneLegCancelsTheOther(t *testing.T) {
 		c := newCluster(t, GenerationFirst, "ctx0", "gen0")
 		working := make(chan struct{})
 		c.nodes["ctx0"].serve = func(_ http.ResponseWriter, r *http.Request, _ leg) { close(working); c.nodes["ctx0"].waitGone(r) }
-		c.nodes["gen0"].serve = func(w http.ResponseWriter, _ *http.Request, _ leg) {
+		c.nodes["gen0"].serve = func(w http.ResponseWriter, r *http.Request, _ leg) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			w.(http.Flusher).Flush()
-			<-working
+			hold(r, working)
 			panic(http.ErrAbortHandler)
 		}
 		got := c.post("/v1/completions", completion)
 		if got.status != 502 || !strings.Contains(got.body, `"stage":"gen"`) {
 			t.Errorf("got %d %q", got.status, got.body)
 		}
-		if who := <-c.gone; who != "ctx0" {
+		if who := c.cancelled(); who != "ctx0" {
 			t.Errorf("%s was cancelled", who)
 		}
 		c.settled()
@@ -204,7 +233,7 @@ func TestALostNodeEndsItsStreams(t *testing.T) {
 			if !strings.Contains(got.body, `"stage":"`+lost[:3]+`"`) || !strings.Contains(got.body, "is gone") {
 				t.Errorf("got %d %q", got.status, got.body)
 			}
-			if a, b := <-c.gone, <-c.gone; a == b {
+			if a, b := c.cancelled(), c.cancelled(); a == b {
 				t.Errorf("cancelled %s and %s", a, b)
 			}
 		})
@@ -219,12 +248,11 @@ func TestAStreamOutlivesItsContextNode(t *testing.T) {
 	ctx.serve = func(_ http.ResponseWriter, r *http.Request, _ leg) { ctx.waitGone(r) }
 	gen.serve = func(w http.ResponseWriter, r *http.Request, l leg) {
 		oneTokenThen(func(w http.ResponseWriter, r *http.Request) {
-			<-lost
+			hold(r, lost)
 			io.WriteString(w, `data: {"choices":[{"index":0,"text":"b","token_ids":[6],"finish_reason":"stop"}]}`+"\n\ndata: [DONE]\n\n")
 		})(w, r, l)
 	}
-	req, _ := http.NewRequestWithContext(t.Context(), "POST", c.url+"/v1/completions", strings.NewReader(completion))
-	res, err := http.DefaultClient.Do(req)
+	res, err := c.send(t.Context(), "/v1/completions", completion)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +263,7 @@ func TestAStreamOutlivesItsContextNode(t *testing.T) {
 	}
 	c.taken(2)
 	c.pool.Drop("ctx", "ctx0", "its lease ended")
-	<-c.gone // its leg is over
+	c.cancelled() // its leg is over
 	close(lost)
 	rest, err := io.ReadAll(answer)
 	if err != nil || !strings.Contains(string(rest), `"text":"b"`) || strings.Contains(string(rest), "error") {
@@ -254,14 +282,13 @@ func TestAClientThatLeavesCancelsBothLegs(t *testing.T) {
 			if when == "in the stream" {
 				gen.serve = oneTokenThen(func(_ http.ResponseWriter, r *http.Request) { gen.waitGone(r) })
 			}
-			rctx, cancel := context.WithCancel(t.Context())
-			req, _ := http.NewRequestWithContext(rctx, "POST", c.url+"/v1/completions", strings.NewReader(completion))
-			go func() { <-ready; cancel() }()
-			if res, err := http.DefaultClient.Do(req); err == nil {
+			leaving, leave := context.WithCancel(t.Context())
+			go func() { <-ready; leave() }()
+			if res, err := c.send(leaving, "/v1/completions", completion); err == nil {
 				io.Copy(io.Discard, res.Body)
 				res.Body.Close()
 			}
-			if a, b := <-c.gone, <-c.gone; a == b {
+			if a, b := c.cancelled(), c.cancelled(); a == b {
 				t.Errorf("cancelled %s and %s", a, b)
 			}
 		})

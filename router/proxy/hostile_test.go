@@ -49,10 +49,11 @@ func TestHostileRequests(t *testing.T) {
 		"an unknown encoding":    {head("Transfer-Encoding: xchunked\r\nContent-Length: 27") + body, []int{400, 501}},
 		"two encodings":          {head("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity") + "0\r\n\r\n", []int{400, 501}},
 		"a space before a colon": {head("Content-Length : 27") + body, []int{400}},
-		"a body that is short":   {head("Content-Length: 500") + body, []int{408}}, // its end comes: TestABodyThatNeverComesIsCut waits for one that does not
+		"a body that is short":   {head("Content-Length: 500") + body, []int{400}}, // its end comes: TestABodyThatNeverComesIsCut waits for one that does not
 		"a promise too large":    {head("Content-Length: 99999999999") + body, []int{413}},
 		"a negative length":      {head("Content-Length: -1") + body, []int{400}},
-		"a broken chunk":         {head("Transfer-Encoding: chunked") + "zz\r\n", []int{408}},
+		"a compressed body":      {head("Content-Encoding: gzip\r\nContent-Length: 27") + body, []int{415}},
+		"a broken chunk":         {head("Transfer-Encoding: chunked") + "zz\r\n", []int{400}},
 		"a key twice":            {sized(`{"model":"m","prompt":"hi","model":"m"}`), []int{400}},
 		"a key twice, escaped":   {sized(`{"model":"m","prompt":"hi","m\u006fdel":"m"}`), []int{400}},
 		"deep JSON":              {sized(`{"model":"m","prompt":` + strings.Repeat("[", 200_000) + `}`), []int{400}},
@@ -65,7 +66,7 @@ func TestHostileRequests(t *testing.T) {
 		"an id of markup":        {head("X-Request-Id: <script>\r\nContent-Length: 27") + body, []int{400}},
 		"a long id":              {head("X-Request-Id: "+strings.Repeat("a", 500)+"\r\nContent-Length: 27") + body, []int{400}},
 	} {
-		got := c.raw(k.text, k.want[0] == http.StatusRequestTimeout)
+		got := c.raw(k.text, name == "a body that is short")
 		ok := false
 		for _, w := range k.want {
 			ok = ok || got == w

@@ -52,7 +52,9 @@ func mintRequestID() string {
 	for i, r := 0, rand.Uint32(); i < 4; i++ {
 		b[8+i] = byte(r >> (8 * i))
 	}
-	return "req-" + hex.EncodeToString(b[:])
+	id := [4 + 2*len(b)]byte{'r', 'e', 'q', '-'}
+	hex.Encode(id[4:], b[:])
+	return string(id[:])
 }
 
 // mintSeed makes a seed for a request that has none; 53 bits, so that every JSON reader keeps it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -73,8 +74,13 @@ func (a *attempt) send(ctx context.Context, stage string, l *pool.Lease, b body,
 	}
 	e := api.ParseError(res.Status, text, stage)
 	e.Stage = stageOf(e.Stage, stage)
+	if e.Code != res.Status {
+		e.Message = roleWord(stage) + " node " + l.Name + ": " + e.Message
+	}
 	if n, err := strconv.Atoi(res.RetryAfter); err == nil && n > 0 && n < 3600 {
 		e.RetryAfter = time.Duration(n) * time.Second
+	} else if e.Code == http.StatusTooManyRequests || e.Code == http.StatusServiceUnavailable {
+		e.RetryAfter = retryAfter // it said nothing that a client could go by
 	}
 	return nil, e
 }
@@ -113,11 +119,11 @@ func reason(err error) string {
 	}
 }
 
-// common are the members that both legs change: one choice, its own seed, and the prompt of the sub-request.
-func (a *attempt) common() []api.Set {
+// common appends the members that both legs change: one choice, its own seed, and the prompt of the sub-request.
+func (a *attempt) common(set []api.Set) []api.Set {
 	req, b := a.s.req, a.sub
 	foreign := a.choice.Gen.Foreign
-	set := append(make([]api.Set, 0, 12), api.Set{Key: "n", Value: one(req.N)})
+	set = append(set, api.Set{Key: "n", Value: one(req.N)})
 	if !foreign || req.SeedSet {
 		seed := a.s.seed + uint64(b.index%req.N)
 		if req.SeedSet && int64(req.Sampling.Seed) < 0 { // it was sent signed
@@ -128,6 +134,9 @@ func (a *attempt) common() []api.Set {
 	}
 	if a.s.lowered {
 		set = append(set, api.Set{Key: "priority", Value: strconv.AppendInt(nil, int64(req.Priority), 10)})
+	}
+	if a.s.unpinned {
+		set = append(set, api.Set{Key: "prompt_cache_retention", Value: []byte(`"in_memory"`)})
 	}
 	if len(b.given) > 0 {
 		set = append(set, api.Set{Key: "output_token_ids", Value: api.AppendIDs(nil, b.given)})
@@ -158,56 +167,66 @@ func one(n int) []byte {
 }
 
 // base is what both legs have in common; each has its own tail.
-func (a *attempt) base() []byte {
+func (a *attempt) base() [][]byte {
 	if a.open == nil {
-		a.open = a.openBody(a.common())
+		var set [maxSet]api.Set
+		a.open = a.openBody(a.common(set[:0]))
 	}
 	return a.open
 }
 
-func (a *attempt) openBody(set []api.Set) []byte {
+// maxSet is room for all that legs change.
+const maxSet = 12
+
+func (a *attempt) openBody(set []api.Set) [][]byte {
 	for _, own := range []string{"stream", "stream_options", "disaggregated_params"} {
 		set = append(set, api.Set{Key: own})
 	}
 	return a.s.req.AppendOpen(nil, set)
 }
 
-// body is a leg's body in two parts, so that a long prompt is not copied.
-type body struct{ open, tail []byte }
+// body is a leg's body: what both legs have, in pieces, since a long prompt is not copied, and its own tail.
+type body struct {
+	open [][]byte
+	tail []byte
+}
 
 // tailBytes is room for what most legs have of their own.
-const tailBytes = 512
+const tailBytes = 320
 
-// genTail ends the body of a generation leg; params nil: it is the only leg.
-func genTail(params []byte) []byte {
-	b := append(make([]byte, 0, tailBytes), `,"stream":true,"stream_options":{"include_usage":true}`...)
-	if params != nil {
-		b = append(append(b, `,"disaggregated_params":`...), params...)
+// Tails of legs begin so. What follows disaggregatedKey is their own.
+const (
+	genTail          = `,"stream":true,"stream_options":{"include_usage":true}`
+	ctxTail          = `,"stream":false`
+	disaggregatedKey = `,"disaggregated_params":`
+)
+
+// usageBytes is room for a usage object.
+const usageBytes = 160
+
+// closed is the body with a last member, or what completes it, and its brace.
+func closed(open [][]byte, tail []byte) body { return body{open, append(tail, '}')} }
+
+func ctxBody(open [][]byte, id int64, style int) body {
+	tail := append(make([]byte, 0, tailBytes), ctxTail+disaggregatedKey...)
+	return closed(open, api.LegParams{Type: api.ContextOnly, ID: id, Style: style}.Append(tail))
+}
+
+// aloneBody names the peer from which the only node fetches cached KV, where there is one.
+func (a *attempt) aloneBody() body {
+	tail := append(make([]byte, 0, tailBytes), genTail...)
+	if a.choice.Lender != "" {
+		tail = append(tail, disaggregatedKey+`{"request_type":"`+api.ContextAndGeneration+`","ctx_info_endpoint":`...)
+		tail = append(api.AppendString(tail, "tcp://"+a.choice.Lender), '}')
 	}
-	return append(b, '}')
+	return closed(a.base(), tail)
 }
 
-func (a *attempt) genBody(params []byte) body { return body{a.base(), genTail(params)} }
-
-func ctxBody(open []byte, id int64, style int) body {
-	b := append(make([]byte, 0, tailBytes), `,"stream":false,"disaggregated_params":`...)
-	b = api.LegParams{Type: api.ContextOnly, ID: id, Style: style}.Append(b)
-	return body{open, append(b, '}')}
-}
-
-// aloneParams names the peer from which the only node fetches cached KV; nil where it fetches none.
-func (a *attempt) aloneParams() []byte {
-	if a.choice.Lender == "" {
-		return nil
-	}
-	b := append(make([]byte, 0, tailBytes), `{"request_type":"`+api.ContextAndGeneration+`","ctx_info_endpoint":`...)
-	return append(api.AppendString(b, "tcp://"+a.choice.Lender), '}')
-}
-
-func (a *attempt) genFirstParams() []byte {
-	return api.LegParams{
+func (a *attempt) genFirstBody() body {
+	tail := append(make([]byte, 0, tailBytes), genTail+disaggregatedKey...)
+	return closed(a.base(), api.LegParams{
 		Type: api.GenerationOnly, ID: a.id, CtxID: a.id, Style: api.GenerationFirst, Endpoint: "tcp://" + a.choice.Ctx.KVAddr,
-	}.Append(make([]byte, 0, tailBytes))
+	}.Append(tail))
 }
 
 // genBodyAfter makes the generation leg of what the context leg answered. The worker's own members are copied as sent.
@@ -215,7 +234,8 @@ func (a *attempt) genBodyAfter(ans *api.CtxAnswer) (body, *api.Error) {
 	bad := func(what string) (body, *api.Error) {
 		return body{}, api.Failed("ctx", true, "context node %s: its answer %s", a.choice.Ctx.Name, what)
 	}
-	fields, err := api.SplitObject(make([]api.Field, 0, 16), ans.Choices[0].Disagg)
+	var few [16]api.Field
+	fields, err := api.SplitObject(few[:0], ans.Choices[0].Disagg)
 	if err != nil {
 		return bad("has no disaggregated_params")
 	}
@@ -226,17 +246,18 @@ func (a *attempt) genBodyAfter(ans *api.CtxAnswer) (body, *api.Error) {
 	}
 	set := []api.Set{
 		{Key: "request_type", Value: []byte(`"` + api.GenerationOnly + `"`)},
-		{Key: "schedule_style", Value: strconv.AppendInt(nil, api.ContextFirst, 10)},
+		{Key: "schedule_style", Value: []byte{'0' + api.ContextFirst}},
 	}
 	if ans.Usage != nil {
-		set = append(set, api.Set{Key: "ctx_usage", Value: api.AppendUsage(nil, *ans.Usage)})
+		set = append(set, api.Set{Key: "ctx_usage", Value: api.AppendUsage(make([]byte, 0, usageBytes), *ans.Usage)})
 	}
 	open := a.base()
 	if a.sub.ids == nil && len(ans.PromptTokenIDs) > 0 && string(ans.PromptTokenIDs) != "null" {
-		open = a.openBody(replace(a.common(), a.promptKey(), ans.PromptTokenIDs))
+		var own [maxSet]api.Set
+		open = a.openBody(replace(a.common(own[:0]), a.promptKey(), ans.PromptTokenIDs))
 	}
-	params := make([]byte, 0, len(ans.Choices[0].Disagg)+tailBytes)
-	return body{open, genTail(api.AppendPatched(params, fields, set, false))}, nil
+	tail := append(make([]byte, 0, tailBytes+len(ans.Choices[0].Disagg)), genTail+disaggregatedKey...)
+	return closed(open, api.AppendPatched(tail, fields, set)), nil
 }
 
 func (a *attempt) promptKey() string {

@@ -14,7 +14,7 @@ type metrics struct {
 	requests  *prometheus.CounterVec
 	inflight  prometheus.Gauge
 	ttft      prometheus.Histogram
-	itl       prometheus.Histogram
+	itl       *gaps
 	e2e       prometheus.Histogram
 	overhead  prometheus.Histogram
 	retries   *prometheus.CounterVec
@@ -40,9 +40,7 @@ func newMetrics(r prometheus.Registerer, h *health, d *door, b *bodies, p *pool.
 		ttft: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "meridian_router_ttft_seconds", Help: "From the request's arrival to its first token at the router.", Buckets: seconds,
 		}),
-		itl: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "meridian_router_itl_seconds", Help: "Between two arrivals of tokens of one choice at the router.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14),
-		}),
+		itl: newGaps(),
 		overhead: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "meridian_router_overhead_seconds", Help: "Time of a finished request inside the router, up to its first token: not that spent waiting for nodes.",
 			Buckets: prometheus.ExponentialBuckets(0.00002, 2, 16),

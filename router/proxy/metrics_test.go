@@ -38,6 +38,7 @@ func TestMetrics(t *testing.T) {
 	c.post("/v1/completions", `{"model":"m","prompt":"hi"}`)
 	c.post("/v1/completions", `{"model":"none","prompt":"hi"}`)
 	c.post("/v1/completions", `{`)
+	records := c.settled()
 	text := scrape(t, reg, "")
 	for _, want := range []string{
 		`meridian_router_requests_total{outcome="finished",stage=""} 2`, `meridian_router_requests_total{outcome="rejected",stage="parse"} 2`,
@@ -51,7 +52,7 @@ func TestMetrics(t *testing.T) {
 	}
 	open := scrape(t, reg, "application/openmetrics-text; version=1.0.0")
 	leads := false // not every request's id is kept
-	for _, r := range c.settled() {
+	for _, r := range records {
 		leads = leads || r.Outcome == "finished" && strings.Contains(open, `request_id="`+r.RequestID+`"`)
 	}
 	if !leads {

@@ -11,20 +11,20 @@ import (
 )
 
 // observe counts the request. Exemplars carry the router's own id of it, under which its timeline is found.
-func (s *session) observe(e *api.Error, end int64) {
-	m := s.p.met
+func (s *session) observe(e *api.Error) {
+	m, t := s.p.met, s.times
 	if e != nil {
 		m.ended(outcomeOf(e), e.Stage)
 		return
 	}
 	m.ended(phase.Finished, "")
 	var id prometheus.Labels
-	if m.exemplarDue(end) {
+	if m.exemplarDue(t.end) {
 		id = prometheus.Labels{"request_id": s.id}
 	}
-	exemplar(m.e2e, end-s.received, id)
+	exemplar(m.e2e, t.end-t.received, id)
 	if a := s.subs[0].beginner(); a != nil && a.stamps.FirstTokenNS != nil {
-		exemplar(m.ttft, *a.stamps.FirstTokenNS-s.received, id)
+		exemplar(m.ttft, *a.stamps.FirstTokenNS-t.received, id)
 		exemplar(m.overhead, s.overheadNS(a), id)
 	}
 	m.tokens.Add(float64(s.usage().CompletionTokens))
@@ -66,9 +66,9 @@ func (s *session) overheadNS(a *attempt) int64 {
 	} else {
 		add(t.CtxPrepareNS, t.CtxDispatchNS)
 	}
-	add(&s.received, first)
-	if s.admittedNS != 0 {
-		total -= s.admittedNS - s.parsed // the wait for room is the nodes'
+	add(&s.times.received, first)
+	if s.times.admitted != 0 {
+		total -= s.times.admitted - s.times.parsed // the wait for room is the nodes'
 	}
 	add(t.FirstTokenNS, t.FirstTokenSentNS)
 	return total

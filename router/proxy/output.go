@@ -17,6 +17,7 @@ import (
 type stream struct {
 	w    *echo.Response
 	rc   *http.ResponseController
+	now  nowWriter // nil: the server has no such thing
 	idle time.Duration
 
 	begin func() // called before the headers go out; nil: nothing
@@ -25,35 +26,33 @@ type stream struct {
 	open   bool       // the 200 is out
 	buf    []byte     // events that were not written yet
 	pooled *[]byte    // of eventBuffers, the memory of buf; nil: nothing waits
-	data   []byte     // one rewritten chunk
 	failed error      // of the first write that failed
 	until  time.Time  // write deadline that is set
 }
 
-// add rewrites a chunk of a node into the buffer.
+// nowWriter is a server's answer that can be written to without waiting: all is false when some of it waits for a flush.
+type nowWriter interface {
+	WriteNow(p []byte) (all bool, err error)
+}
+
+// add rewrites a chunk of a node into the buffer. The mutex is held.
 func (o *stream) add(a *attempt, chunk *api.Chunk, data []byte) error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	if a.rewriter == nil {
 		s := a.s
 		a.rewriter = &api.Rewriter{Chat: s.req.Chat, Rewrite: api.Rewrite{ID: s.idJSON, Model: s.model, Created: s.created, Index: a.sub.index}}
 	}
-	out, err := a.rewriter.Chunk(chunk, o.data[:0], data)
-	o.data = out
+	o.hold()
+	before := len(o.buf)
+	buf := sse.Begin(o.buf)
+	from := len(buf)
+	buf, err := a.rewriter.Chunk(chunk, buf, data)
 	if err != nil || chunk.Choices == 0 || chunk.Error != nil {
+		o.buf = buf[:before]
 		return err // usage and a worker's own events are not for clients
 	}
 	a.sub.started = true
-	o.hold()
-	o.buf = sse.AppendEvent(o.buf, out)
+	o.buf = sse.End(buf, from)
 	return nil
-}
-
-// waiting is how many bytes are buffered.
-func (o *stream) waiting() int {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return len(o.buf)
 }
 
 // flush writes what is buffered.
@@ -71,37 +70,64 @@ func (o *stream) flushLocked() error {
 	return o.failed
 }
 
+// Headers of every stream; they are not changed.
+var (
+	eventStream = []string{sse.ContentType}
+	noCache     = []string{"no-cache"}
+	noBuffer    = []string{"no"}
+)
+
 // writeLocked gives what is buffered to the server, which sends it with the next flush or the end of the answer.
 func (o *stream) writeLocked() error {
+	if now := time.Now(); o.until.Sub(now) < o.idle/2 { // a timer a write would cost more than the write
+		o.until = now.Add(o.idle)
+		_ = o.rc.SetWriteDeadline(o.until) // a writer in tests has none
+	}
 	if o.failed != nil || len(o.buf) == 0 {
 		return o.failed
 	}
 	if !o.open {
 		o.open = true
 		h := o.w.Header()
-		h.Set("Content-Type", sse.ContentType)
-		h.Set("Cache-Control", "no-cache")
-		h.Set("X-Accel-Buffering", "no") // nginx would hold tokens back
+		h["Content-Type"], h["Cache-Control"] = eventStream, noCache
+		h["X-Accel-Buffering"] = noBuffer // nginx would hold tokens back
 		if o.begin != nil {
 			o.begin()
 		}
 		o.w.WriteHeader(http.StatusOK)
 	}
-	if now := time.Now(); o.until.Sub(now) < o.idle/2 { // a timer a write would cost more than the write
-		o.until = now.Add(o.idle)
-		_ = o.rc.SetWriteDeadline(o.until) // a writer in tests has none
-	}
 	_, o.failed = o.w.Write(o.buf)
-	if o.pooled != nil && cap(o.buf) <= 2*maxWaiting {
+	o.release()
+	return o.failed
+}
+
+// flushNow writes what is buffered without waiting; false: it failed, or some is left for flush. The answer has begun.
+func (o *stream) flushNow() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.failed != nil || len(o.buf) == 0 {
+		return o.failed == nil
+	}
+	var all bool
+	all, o.failed = o.now.WriteNow(o.buf)
+	o.release()
+	return all
+}
+
+// release gives back the memory of events that were written.
+func (o *stream) release() {
+	if o.pooled != nil && cap(o.buf) <= keepEvents {
 		*o.pooled = o.buf[:0]
 		eventBuffers.Put(o.pooled)
 	}
 	o.buf, o.pooled = nil, nil
-	return o.failed
 }
 
 // eventBuffers are held while events wait for their write; a stream that waits for its node has none.
 var eventBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// keepEvents bounds what goes back to the pool, in bytes.
+const keepEvents = 32 << 10
 
 // hold makes sure that there is memory for events.
 func (o *stream) hold() {
@@ -117,8 +143,7 @@ func (o *stream) end(s *session) {
 	defer o.mu.Unlock()
 	o.hold()
 	if s.req.IncludeUsage {
-		o.data = s.head.AppendUsageChunk(o.data[:0], s.usage())
-		o.buf = sse.AppendEvent(o.buf, o.data)
+		o.buf = sse.AppendEvent(o.buf, s.head.AppendUsageChunk(nil, s.usage()))
 	}
 	o.buf = sse.AppendDone(o.buf)
 	if s.perf { // the cost follows, some time later
@@ -135,8 +160,7 @@ func (o *stream) fail(e *api.Error) bool {
 	if !o.open {
 		return false
 	}
-	o.data = e.Append(o.data[:0])
-	o.buf = sse.AppendEvent(o.buf, o.data)
+	o.buf = sse.AppendEvent(o.buf, e.Append(nil))
 	_ = o.flushLocked() // the client may be what failed
 	return true
 }

@@ -31,18 +31,15 @@ const maxConversation = 512
 // conversation is the name that the client gives to its conversation: conversation_params.conversation_id, or
 // conversation_id; "" when it gives none, or none that is usable.
 func conversation(r *api.Request) string {
-	var id string
+	id := ""
 	for _, f := range r.Fields {
 		switch string(f.Key) {
 		case "conversation_id":
 			if id == "" {
-				_ = json.Unmarshal(f.Value, &id) // another type is the worker's to judge
+				id = read[string](f.Value)
 			}
 		case "conversation_params":
-			var in struct {
-				ID string `json:"conversation_id"`
-			}
-			if json.Unmarshal(f.Value, &in) == nil && in.ID != "" {
+			if in := read[conversationParams](f.Value); in.ID != "" {
 				id = in.ID
 			}
 		}
@@ -51,6 +48,16 @@ func conversation(r *api.Request) string {
 		return ""
 	}
 	return id
+}
+
+type conversationParams struct {
+	ID string `json:"conversation_id"`
+}
+
+// read decodes a member; one of another type is the worker's to judge.
+func read[T any](value []byte) (v T) {
+	_ = json.Unmarshal(value, &v)
+	return v
 }
 
 // Serves tells whether requests of this router's schedule are served by one node: always, or where no pair is.

@@ -23,16 +23,25 @@ type prefillCall struct {
 	leg   *phase.Leg              // nil: not sent
 	stop  context.CancelCauseFunc // nil: not begun
 
-	prepareNS, dispatchNS, doneNS *int64
+	times *callTimes
 
 	answer     *api.CtxAnswer
 	failure    *api.Error
 	releasedNS atomic.Int64 // when the node acknowledged that it holds no KV for the leg any more
 }
 
+// callTimes is the memory of a leg's stamps; 0: not taken.
+type callTimes struct{ prepare, dispatch, done int64 }
+
 // call makes the next context leg of the attempt.
-func (a *attempt) call(l *pool.Lease, id int64, style int, open []byte) *prefillCall {
-	c := &prefillCall{a: a, lease: l, id: id, prepareNS: a.now(), body: ctxBody(open, id, style)}
+func (a *attempt) call(l *pool.Lease, id int64, style int, open [][]byte) *prefillCall {
+	c, times := &a.firstCall, &a.times.ctx
+	if len(a.calls) > 0 {
+		c, times = new(prefillCall), new(callTimes)
+	}
+	*c = prefillCall{a: a, lease: l, id: id, times: times}
+	c.times.prepare = a.s.p.o.Steady.Now()
+	c.body = ctxBody(open, id, style)
 	a.calls = append(a.calls, c)
 	return c
 }
@@ -41,7 +50,8 @@ func (a *attempt) call(l *pool.Lease, id int64, style int, open []byte) *prefill
 func (c *prefillCall) run(ctx context.Context) *api.Error {
 	a := c.a
 	defer c.lease.Release()
-	c.dispatchNS, c.leg = a.now(), a.leg(c.lease)
+	a.stamp(&c.times.dispatch)
+	c.leg = a.leg(c.lease)
 	res, e := a.send(ctx, "ctx", c.lease, c.body, c.leg)
 	c.body = body{}
 	if e != nil {
@@ -52,16 +62,20 @@ func (c *prefillCall) run(ctx context.Context) *api.Error {
 	if err != nil {
 		return a.broken(ctx, "ctx", c.lease, err)
 	}
-	c.doneNS = a.now()
+	a.stamp(&c.times.done)
 	if c.answer, err = api.ParseCtxAnswer(answer); err != nil {
 		return api.Failed("ctx", true, "context node %s gave a malformed answer", c.lease.Name)
 	}
-	a.s.p.health.prefilled(len(a.sub.ids), *c.doneNS-*c.dispatchNS)
+	a.s.p.health.prefilled(len(a.sub.ids), c.times.done-c.times.dispatch)
 	return nil
 }
 
-// watched runs the leg under a context of its own, which ends when the node goes away.
+// watched runs the leg under a context that ends when the node goes away: its own, where the attempt may go on without it.
 func (c *prefillCall) watched(ctx context.Context) *api.Error {
+	if c.a.style == ContextFirst {
+		defer c.a.gone("ctx", c.lease, c.a.stop)()
+		return c.run(ctx)
+	}
 	return c.begin(ctx)()
 }
 
@@ -77,9 +91,9 @@ func (c *prefillCall) begin(ctx context.Context) func() *api.Error {
 
 // prefill runs context legs, whose bodies begin with open, until one of them serves. The first was begun at begun. Its
 // caller waits for it before it looks at what they found.
-func (a *attempt) prefill(ctx context.Context, style int, begun *int64, open []byte) *api.Error {
+func (a *attempt) prefill(ctx context.Context, style int, begun int64, open [][]byte) *api.Error {
 	c := a.call(a.choice.Ctx, a.id, style, open)
-	c.prepareNS = begun
+	c.times.prepare = begun
 	var e *api.Error
 	if after, ok := a.s.p.health.hedgeAfter(len(a.sub.ids)); ok {
 		c, e = a.race(ctx, c, after, open)
@@ -101,7 +115,7 @@ func (a *attempt) prefill(ctx context.Context, style int, begun *int64, open []b
 // served takes over what the call found that served, or that failed last.
 func (a *attempt) served(c *prefillCall, e *api.Error) {
 	a.choice.Ctx, a.serving = c.lease, c
-	a.stamps.CtxPrepareNS, a.stamps.CtxDispatchNS, a.stamps.CtxDoneNS = c.prepareNS, c.dispatchNS, c.doneNS
+	a.stamps.CtxPrepareNS, a.stamps.CtxDispatchNS, a.stamps.CtxDoneNS = taken(&c.times.prepare), taken(&c.times.dispatch), taken(&c.times.done)
 	if e != nil {
 		c.leg.Outcome = outcomeOf(e)
 		return
@@ -119,7 +133,7 @@ const kvWaitMS = "300"
 
 // replace sends the context leg to another node when c failed with e while the generation node waits: that keeps its
 // admission. Nil: there is none, or nothing that it could do.
-func (a *attempt) replace(ctx context.Context, c *prefillCall, e *api.Error, open []byte) *prefillCall {
+func (a *attempt) replace(ctx context.Context, c *prefillCall, e *api.Error, open [][]byte) *prefillCall {
 	p := a.s.p
 	if a.style != GenerationFirst || ctx.Err() != nil || !e.Retryable || a.kvThere.Load() || len(a.calls) >= maxInARow {
 		return nil
@@ -139,7 +153,7 @@ func (a *attempt) replace(ctx context.Context, c *prefillCall, e *api.Error, ope
 		a.calls = a.calls[:len(a.calls)-1]
 		return nil
 	}
-	next.prepareNS = a.now()
+	a.stamp(&next.times.prepare)
 	c.leg.Outcome = outcomeOf(e)
 	p.health.ctxEnd(c.lease.Name, e)
 	p.health.ctxBegin(l.Name)
@@ -161,7 +175,7 @@ func (a *attempt) pickCtx() (*pool.Lease, error) {
 // move tells the generation node to fetch the KV from c, and waits until it says that it does.
 func (a *attempt) move(ctx context.Context, c *prefillCall) *api.Error {
 	body := api.LegParams{Type: api.GenerationOnly, ID: c.id, CtxID: c.id, Style: api.GenerationFirst, Endpoint: "tcp://" + c.lease.KVAddr}.Append(nil)
-	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{Method: "PUT", URL: a.choice.Gen.URL, Path: "/kv/" + strconv.FormatInt(a.id, 10), Header: a.header(), Body: body})
+	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{Method: "PUT", URL: a.choice.Gen.URL, Path: "/kv/" + strconv.FormatInt(a.id, 10), Header: a.header(), Body: [][]byte{body}})
 	if err != nil {
 		return api.Failed("gen", true, "generation node %s: %s", a.choice.Gen.Name, reason(err))
 	}
@@ -184,7 +198,7 @@ var errSlower = errors.New("proxy: another context node was faster")
 
 // race runs a second context leg beside first when that takes longer than after. The first that serves wins, the other is
 // cancelled. It returns the winner, or the one that failed last.
-func (a *attempt) race(ctx context.Context, first *prefillCall, after time.Duration, open []byte) (*prefillCall, *api.Error) {
+func (a *attempt) race(ctx context.Context, first *prefillCall, after time.Duration, open [][]byte) (*prefillCall, *api.Error) {
 	ended := make(chan *prefillCall, 2)
 	start := func(c *prefillCall) {
 		run := c.begin(ctx)
@@ -232,7 +246,7 @@ func won(c *prefillCall) string {
 }
 
 // hedge makes the second leg, if the budget and the cluster have room for it.
-func (a *attempt) hedge(open []byte) *prefillCall {
+func (a *attempt) hedge(open [][]byte) *prefillCall {
 	p := a.s.p
 	if a.kvThere.Load() || !p.health.takeHedge() {
 		return nil

@@ -67,8 +67,9 @@ func TestASlowPrefillGetsASecondOneBesideIt(t *testing.T) {
 	for _, schedule := range []string{GenerationFirst, ContextFirst} {
 		t.Run(schedule, func(t *testing.T) {
 			c := hedged(t, schedule)
-			slow := c.nodes["ctx0"]
-			slow.serve = func(_ http.ResponseWriter, r *http.Request, _ leg) { slow.waitGone(r) }
+			slow, begun := c.nodes["ctx0"], make(chan struct{})
+			slow.serve = func(_ http.ResponseWriter, r *http.Request, _ leg) { close(begun); slow.waitGone(r) }
+			c.nodes["ctx1"].serve = func(w http.ResponseWriter, r *http.Request, l leg) { hold(r, begun); answerCtx(w, l) }
 			if schedule == GenerationFirst {
 				decodeWhenMoved(c.nodes["gen0"])
 			}
@@ -78,10 +79,10 @@ func TestASlowPrefillGetsASecondOneBesideIt(t *testing.T) {
 			}
 			legs := c.taken(3)
 			first, second := *legs["ctx0"].disagg.DisaggRequestID, *legs["ctx1"].disagg.DisaggRequestID
-			if who := <-c.gone; who != "ctx0" || first == second {
+			if who := c.cancelled(); who != "ctx0" || first == second {
 				t.Errorf("%s was cancelled; ids %d and %d", who, first, second)
 			}
-			<-slow.freed // acknowledged
+			within(t, slow.freed, "the node is told to free the KV")
 			r := c.settled()[0]
 			if r.Outcome != phase.Finished || r.DisaggRequestID != second || r.Decision.Ctx != "ctx1" || len(r.Legs) != 3 || r.Legs[0].Outcome != phase.Cancelled {
 				t.Errorf("record %+v, decision %+v, legs %+v", r, r.Decision, r.Legs)
@@ -97,16 +98,16 @@ func TestASlowPrefillGetsASecondOneBesideIt(t *testing.T) {
 func TestASecondPrefillThatIsSlowerIsCancelled(t *testing.T) {
 	c := hedged(t, ContextFirst)
 	slower, begun := c.nodes["ctx1"], make(chan struct{})
-	c.nodes["ctx0"].serve = func(w http.ResponseWriter, _ *http.Request, l leg) { <-begun; answerCtx(w, l) }
+	c.nodes["ctx0"].serve = func(w http.ResponseWriter, r *http.Request, l leg) { hold(r, begun); answerCtx(w, l) }
 	slower.serve = func(_ http.ResponseWriter, r *http.Request, _ leg) { close(begun); slower.waitGone(r) }
 	got := c.post("/v1/completions", completion)
 	if got.status != 200 || text(t, got.events, false) != "abc" {
 		t.Fatalf("got %d %q", got.status, got.body)
 	}
-	if who := <-c.gone; who != "ctx1" {
+	if who := c.cancelled(); who != "ctx1" {
 		t.Errorf("%s was cancelled", who)
 	}
-	<-slower.freed
+	within(t, slower.freed, "the node is told to free the KV")
 	if r := c.settled()[0]; r.Decision.Ctx != "ctx0" || len(r.Legs) != 3 || r.Legs[1].Outcome != phase.Cancelled {
 		t.Errorf("decision %+v, legs %+v", r.Decision, r.Legs)
 	}
@@ -115,7 +116,7 @@ func TestASecondPrefillThatIsSlowerIsCancelled(t *testing.T) {
 func TestWhenBothPrefillsFailTheRequestGoesOnAsWithOne(t *testing.T) {
 	c := hedged(t, ContextFirst)
 	begun := make(chan struct{})
-	c.nodes["ctx0"].serve = func(w http.ResponseWriter, r *http.Request, l leg) { <-begun; status(500, `no`)(w, r, l) }
+	c.nodes["ctx0"].serve = func(w http.ResponseWriter, r *http.Request, l leg) { hold(r, begun); status(500, `no`)(w, r, l) }
 	c.nodes["ctx1"].serve = func(w http.ResponseWriter, r *http.Request, l leg) { close(begun); status(500, `no`)(w, r, l) }
 	if got := c.post("/v1/completions", completion); got.status != 503 && got.status != 500 {
 		t.Errorf("got %d %q", got.status, got.body)

@@ -2,7 +2,8 @@
 // one context, relays the tokens, and hands one phase record per attempt to whoever keeps them. It owns no membership
 // (router/pool does), no connections (router/upstream does) and no timelines (router/collect does).
 //
-// One goroutine runs a sub-request, one more its context leg. Sub-requests of one request share its writer under a mutex.
+// One goroutine runs a sub-request, one more its context leg; while tokens flow, a loop for many requests passes them on instead
+// (flow). Sub-requests of one request share its writer under a mutex.
 package proxy
 
 import (
@@ -24,6 +25,7 @@ import (
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/node"
 	"meridian.internal/shared/phase"
+	"meridian.internal/shared/poll"
 )
 
 // Serving styles, as records and --schedule name them.
@@ -48,6 +50,7 @@ type Options struct {
 	Name       string // of this router; it names the subject of the records
 	Pool       *pool.Pool
 	Client     *upstream.Client
+	Loops      *poll.Loops // pass on the streams of nodes; nil: the goroutine of each request does
 	Steady     *clock.Steady
 	Schedule   string // auto, generation_first, context_first or aggregated
 	Tokenizers *Tokenizers

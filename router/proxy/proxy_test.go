@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
 	"meridian.internal/shared/api"
+	"meridian.internal/shared/infer"
 	"meridian.internal/shared/node"
 	"meridian.internal/shared/phase"
 )
@@ -20,7 +22,7 @@ func TestGenerationFirst(t *testing.T) {
 	c.nodes["gen0"].serve = func(w http.ResponseWriter, r *http.Request, l leg) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		w.(http.Flusher).Flush() // admitted: the context leg may come now
-		<-admitted
+		hold(r, admitted)
 		streamTokens(w, l, "a", "b", "c")
 	}
 	c.nodes["ctx0"].serve = func(w http.ResponseWriter, r *http.Request, l leg) {
@@ -31,7 +33,7 @@ func TestGenerationFirst(t *testing.T) {
 	if got.status != 200 || text(t, got.events, false) != "abc" || got.header.Get("X-Request-Id") != "mine-1" {
 		t.Fatalf("got %d %q %v", got.status, got.body, got.header)
 	}
-	first, second := <-c.legs, <-c.legs
+	first, second := c.leg(), c.leg()
 	if first.node != "gen0" || second.node != "ctx0" {
 		t.Errorf("legs went to %s, then %s", first.node, second.node)
 	}
@@ -120,7 +122,7 @@ func TestContextFirst(t *testing.T) {
 	if got.status != 200 || text(t, got.events, false) != "abc" {
 		t.Fatalf("got %d %q", got.status, got.body)
 	}
-	first, second := <-c.legs, <-c.legs
+	first, second := c.leg(), c.leg()
 	if first.node != "ctx0" || second.node != "gen0" || *first.disagg.ScheduleStyle != 0 {
 		t.Errorf("legs went to %s, then %s", first.node, second.node)
 	}
@@ -156,7 +158,7 @@ func TestContextFirstThatEndsAtTheFirstToken(t *testing.T) {
 func TestAggregated(t *testing.T) {
 	c := newCluster(t, Aggregated, "ctx0", "gen0")
 	got := c.post("/v1/completions", completion)
-	l := <-c.legs
+	l := c.leg()
 	if got.status != 200 || text(t, got.events, false) != "abc" || l.node != "gen0" || l.body["disaggregated_params"] != nil || len(c.legs) != 0 {
 		t.Errorf("got %d %q, leg %+v", got.status, got.body, l)
 	}
@@ -218,7 +220,7 @@ func TestSeveralPromptsAndChoices(t *testing.T) {
 	seen := map[string]bool{}
 	ids := map[int64]bool{}
 	for range 8 {
-		l := <-c.legs
+		l := c.leg()
 		seen[fmt.Sprintf("%s %s seed %s sub %s", l.node, l.body["prompt"], l.body["seed"], l.header.Get("X-Meridian-Sub"))] = true
 		ids[*l.disagg.DisaggRequestID] = true
 		if string(l.body["n"]) != "1" {
@@ -301,6 +303,47 @@ func TestForeignWorkersGetTheClientsText(t *testing.T) {
 	}
 }
 
+// TestWhatForeignWorkersDoNotTellIsNotZero: a count that no worker gave is null for the client and absent for the record.
+func TestWhatForeignWorkersDoNotTellIsNotZero(t *testing.T) {
+	for _, k := range []struct {
+		name, usage string // of both workers
+		prompt      string // of the request
+		want        string
+		tokens      phase.Tokens
+	}{
+		{"nothing", ``, `"hello"`, `{"prompt_tokens":null,"completion_tokens":2,"total_tokens":null}`, phase.Tokens{Output: 2, NoPrompt: true, NoCached: true}},
+		{"null", `,"usage":null`, `"hello"`, `{"prompt_tokens":null,"completion_tokens":2,"total_tokens":null}`, phase.Tokens{Output: 2, NoPrompt: true, NoCached: true}},
+		{"a part", `,"usage":{"completion_tokens":9,"prompt_tokens":null}`, `"hello"`, `{"prompt_tokens":null,"completion_tokens":9,"total_tokens":null}`, phase.Tokens{Output: 9, NoPrompt: true, NoCached: true}},
+		{"nothing of a prompt of ids", ``, `[4,5,6]`, `{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}`, phase.Tokens{Prompt: 3, Output: 2, NoCached: true}},
+		{"all", `,"usage":{"prompt_tokens":8,"completion_tokens":9,"total_tokens":17,"prompt_tokens_details":{"cached_tokens":0}}`, `"hello"`,
+			`{"prompt_tokens":8,"completion_tokens":9,"total_tokens":17,"prompt_tokens_details":{"cached_tokens":0}}`, phase.Tokens{Prompt: 8, Output: 9}},
+	} {
+		t.Run(k.name, func(t *testing.T) {
+			c := newCluster(t, ContextFirst, "ctx0", "gen0")
+			for name, f := range c.nodes {
+				c.pool.Drop(f.role, name, "it is made foreign")
+				c.pool.PutForeign(f.role, name, f.srv.URL, "m")
+			}
+			c.nodes["ctx0"].serve = func(w http.ResponseWriter, _ *http.Request, l leg) {
+				w.Header().Set("Content-Type", "application/json")
+				fmt.Fprintf(w, `{"id":"x","choices":[{"index":0,"text":"a","finish_reason":"length","disaggregated_params":{"request_type":"context_only",
+					"ctx_request_id":1,"disagg_request_id":%d}}]%s}`, *l.disagg.DisaggRequestID, k.usage)
+			}
+			c.nodes["gen0"].serve = func(w http.ResponseWriter, _ *http.Request, _ leg) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				fmt.Fprintf(w, "data: {\"id\":\"x\",\"choices\":[{\"index\":0,\"text\":\"a\"}]}\n\ndata: {\"id\":\"x\",\"choices\":[{\"index\":0,\"text\":\"b\",\"finish_reason\":\"stop\"}]%s}\n\ndata: [DONE]\n\n", k.usage)
+			}
+			got := c.post("/v1/completions", `{"model":"m","prompt":`+k.prompt+`,"stream":true,"stream_options":{"include_usage":true}}`)
+			if n := len(got.events); got.status != 200 || n < 3 || !strings.HasSuffix(got.events[n-2], `"usage":`+k.want+"}") {
+				t.Errorf("got %d %q, want the usage %s", got.status, got.body, k.want)
+			}
+			if r := c.settled(); len(r) != 1 || r[0].Tokens != k.tokens {
+				t.Errorf("the record has %+v, want %+v", r[0].Tokens, k.tokens)
+			}
+		})
+	}
+}
+
 func TestRefusalsReachNoNode(t *testing.T) {
 	c := newCluster(t, Auto, "ctx0", "gen0")
 	cases := []struct {
@@ -378,9 +421,15 @@ func TestModelsAndCluster(t *testing.T) {
 				OffsetNS *int64 `json:"offset_ns"`
 				State    string
 			}
+			Ranks []ClusterRank
 		}
 	}
+	ranks := []infer.Load{{Running: 3, Waiting: 1, WaitingTokens: 700, KVUsedBlocks: 5, KVMaxBlocks: 9}, {Running: 1, KVMaxBlocks: 9}}
+	c.pool.Report(node.Report{Role: node.RoleGen, Name: "gen0", Seq: 1, Load: infer.Load{Running: 4}, Ranks: ranks})
 	get("/cluster", &cl)
+	if want := []ClusterRank{{0, 3, 1, 700, 5, 9}, {1, 1, 0, 0, 0, 9}}; len(cl.Nodes) == 2 && (!slices.Equal(cl.Nodes[1].Ranks, want) || cl.Nodes[0].Ranks != nil) {
+		t.Errorf("ranks %+v, want %+v of gen0", cl.Nodes, want)
+	}
 	if len(cl.Nodes) != 2 || cl.Nodes[0].Name != "ctx0" || cl.Nodes[1].Role != "gen" || cl.Nodes[0].State != string(node.Ready) ||
 		cl.Nodes[0].Clock.OffsetNS != nil || cl.Nodes[0].Clock.State != "not_aligned" {
 		t.Errorf("got %+v", cl)
@@ -406,7 +455,7 @@ func TestToolCallsOfAForeignWorkerAreKept(t *testing.T) {
 	if got.status != 200 || !strings.Contains(got.body, want) || !strings.Contains(got.body, `"finish_reason":"tool_calls"`) {
 		t.Errorf("whole answer: %d %s", got.status, got.body)
 	}
-	if l := <-c.legs; l.body["tools"] == nil || l.body["response_format"] == nil {
+	if l := c.leg(); l.body["tools"] == nil || l.body["response_format"] == nil {
 		t.Errorf("the worker got %s", l.raw)
 	}
 	if got := c.post("/v1/chat/completions", body+`,"stream":true}`); !strings.Contains(got.body, `"reasoning_content":"hm"`) || !strings.Contains(got.body, `"arguments":"}"`) {

@@ -9,13 +9,13 @@ import (
 
 // record is what the router knows of a request, with raw stamps of its own clock: those of the sub-request that failed, or
 // else of the first. It lists every leg that was sent.
-func (s *session) record(e *api.Error, end int64) *phase.Record {
-	id := s.p.o.Steady.ID()
+func (s *session) record(e *api.Error) *phase.Record {
+	t, id := s.times, s.p.o.Steady.ID()
 	u := s.usage()
 	r := &phase.Record{
 		Schema: phase.Schema, Role: phase.Disagg, Node: s.p.o.Name, Instance: id, Router: s.p.o.Name,
 		RequestID: s.id, ClientRequestID: s.clientID, Traceparent: s.trace, Style: s.p.o.Schedule, Outcome: phase.Finished, Clocks: []phase.Clock{{ID: id, Kind: "mono"}},
-		Tokens: phase.Tokens{Prompt: u.PromptTokens, Output: u.CompletionTokens}, Legs: s.legs(),
+		Tokens: phase.Tokens{Prompt: u.PromptTokens, Output: u.CompletionTokens, NoPrompt: u.NoPrompt, NoCached: u.PromptTokensDetails == nil}, Legs: s.legs(),
 	}
 	if s.req != nil { // nil: it was refused before it was understood
 		r.Model, r.Streamed = s.req.Model, s.req.Stream
@@ -30,13 +30,8 @@ func (s *session) record(e *api.Error, end int64) *phase.Record {
 	if b := s.main(); b != nil {
 		b.tell(r)
 	}
-	r.Stamps.ReceiveNS, r.Stamps.EndNS = &s.received, &end
-	if s.parsed != 0 {
-		r.Stamps.ParsedNS = &s.parsed
-	}
-	if s.admittedNS != 0 {
-		r.Stamps.AdmittedNS = &s.admittedNS
-	}
+	r.Stamps.ReceiveNS, r.Stamps.EndNS = &t.received, &t.end
+	r.Stamps.ParsedNS, r.Stamps.AdmittedNS = taken(&t.parsed), taken(&t.admitted)
 	return r
 }
 
@@ -82,18 +77,18 @@ func (b *sub) tell(r *phase.Record) {
 }
 
 func (s *session) legs() []phase.Leg {
-	legs := []phase.Leg{}
+	legs := make([]phase.Leg, 0, 2*len(s.subs))
 	for _, b := range s.subs {
 		for _, a := range b.tries {
 			for _, c := range a.calls {
 				if c.leg == nil {
 					continue
 				}
-				leg := *c.leg
-				if ns := c.releasedNS.Load(); ns != 0 {
-					leg.ReleasedNS = &ns
+				legs = append(legs, *c.leg)
+				if c.releasedNS.Load() != 0 {
+					ns := c.releasedNS.Load()
+					legs[len(legs)-1].ReleasedNS = &ns
 				}
-				legs = append(legs, leg)
 			}
 			if a.genLeg != nil {
 				legs = append(legs, *a.genLeg)

@@ -4,9 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"math"
 	"slices"
-	"time"
 
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/sse"
@@ -14,9 +14,11 @@ import (
 
 const maxEvent = 8 << 20 // one event of a node
 
-// relay passes the stream of the generation leg on until its end mark. Several events that are there at once become one
-// write to the client.
+// relay passes the stream of the generation leg on until its end mark. What has arrived together becomes one write to the
+// client.
 func (a *attempt) relay(ctx context.Context) *api.Error {
+	a.open = nil // it is made again, should another attempt need it: a stream may be open for long
+	a.split.Limit = maxEvent
 	e := a.relayEvents(ctx)
 	if e == nil {
 		return nil
@@ -28,51 +30,57 @@ func (a *attempt) relay(ctx context.Context) *api.Error {
 }
 
 func (a *attempt) relayEvents(ctx context.Context) *api.Error {
-	a.open = nil // it is made again, should another attempt need it: a stream may be open for long
-	r := sse.NewReader(a.gen, maxEvent)
-	var pace pace
-	for {
-		ev, err := r.Next()
-		if err != nil {
-			return a.cut(ctx, err)
-		}
-		if ev.Done() {
-			return a.ended()
-		}
-		if e := a.event(ev.Data); e != nil {
+	e, err := a.pass()
+	for e == nil && err == nil {
+		if e := a.flush(); e != nil {
 			return e
 		}
-		if ready, _ := r.Ready(); !a.goesOn(ready) { // an error comes again with Next
-			if e := a.flush(); e != nil {
-				return e
+		e, err = a.await(ctx)
+	}
+	switch {
+	case e != nil:
+		return e
+	case err == errEndMark: //nolint:errorlint // never wrapped
+		return a.ended()
+	}
+	return a.cut(ctx, err)
+}
+
+var errEndMark = errors.New("proxy: end mark")
+
+// pass takes what is here of the stream into the client's buffer, or into the answer. It returns a failure that the node
+// tells of, or how the stream ended: errEndMark, or what reading met.
+func (a *attempt) pass() (*api.Error, error) {
+	if o := a.s.out; o != nil {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+	}
+	read := batch{a: a}
+	defer read.done()
+	for {
+		piece, err := a.gen.Next()
+		if err != nil || len(piece) == 0 {
+			if errors.Is(err, io.EOF) && a.split.Within() {
+				err = io.ErrUnexpectedEOF
 			}
-			if pace.burst(a.s.p.o.Steady.Now()) {
-				time.Sleep(burstGap)
+			return nil, err
+		}
+		for len(piece) > 0 {
+			ev, rest, ok, err := a.split.Next(piece)
+			switch {
+			case err != nil:
+				return nil, err
+			case !ok:
+			case ev.Done():
+				return nil, errEndMark
+			default:
+				if e := read.event(ev.Data); e != nil {
+					return e, nil
+				}
 			}
+			piece = rest
 		}
 	}
-}
-
-// burstGap is how long a stream that brings tokens faster than that waits before it looks again: each look costs a read here
-// and there, and a write. A stream whose tokens come slower never waits.
-const burstGap = 500 * time.Microsecond
-
-// pace knows how fast a stream is; the zero value has seen nothing.
-type pace struct{ lastNS int64 }
-
-// burst takes the time of a write, and tells whether the one before it was a moment ago.
-func (p *pace) burst(now int64) bool {
-	last := p.lastNS
-	p.lastNS = now
-	return last != 0 && now-last < 2*int64(burstGap)
-}
-
-// maxWaiting bounds what is kept for one write while more events are there already.
-const maxWaiting = 16 << 10
-
-// goesOn tells whether the next event is there, or on its way through buffers of this process, so that it shares a write.
-func (a *attempt) goesOn(ready bool) bool {
-	return (ready || a.gen.Ready()) && (a.s.out == nil || a.s.out.waiting() < maxWaiting)
 }
 
 // cut explains a stream that ended before its end mark.
@@ -99,8 +107,15 @@ func (a *attempt) ended() *api.Error {
 	return nil
 }
 
+// batch is what is read of a stream at a time: its tokens have one stamp.
+type batch struct {
+	a      *attempt
+	events int // that brought tokens
+}
+
 // event takes one chunk.
-func (a *attempt) event(data []byte) *api.Error {
+func (b *batch) event(data []byte) *api.Error {
+	a := b.a
 	var chunk api.Chunk
 	if e := a.take(&chunk, data); e != nil {
 		return e
@@ -118,18 +133,7 @@ func (a *attempt) event(data []byte) *api.Error {
 	}
 	if n := a.sub.note(&chunk); n > 0 {
 		a.tokens += n
-		before := a.times.lastToken
-		a.stamps.LastTokenNS = a.stamp(&a.times.lastToken)
-		if a.stamps.FirstTokenNS != nil {
-			a.s.p.met.itl.Observe(float64(a.times.lastToken-before) / 1e9)
-		} else {
-			a.times.firstToken = a.times.lastToken
-			a.stamps.FirstTokenNS = &a.times.firstToken
-			a.kvThere.Store(true)
-			if a.style == Aggregated {
-				a.choice.Gen.PrefillDone()
-			}
-		}
+		b.events++
 	}
 	if chunk.Finish != "" {
 		a.finish = chunk.Finish
@@ -137,11 +141,31 @@ func (a *attempt) event(data []byte) *api.Error {
 	return nil
 }
 
+// done stamps the tokens.
+func (b *batch) done() {
+	if b.events == 0 {
+		return
+	}
+	a, before := b.a, b.a.times.lastToken
+	a.stamps.LastTokenNS = a.stamp(&a.times.lastToken)
+	if a.stamps.FirstTokenNS != nil {
+		a.s.p.met.itl.add(a.times.lastToken-before, b.events)
+		return
+	}
+	a.times.firstToken = a.times.lastToken
+	a.stamps.FirstTokenNS = &a.times.firstToken
+	a.s.p.met.itl.add(0, b.events-1)
+	a.kvThere.Store(true)
+	if a.style == Aggregated {
+		a.choice.Gen.PrefillDone()
+	}
+}
+
 // take hands the chunk to the client's stream or to the answer that is being assembled.
 func (a *attempt) take(chunk *api.Chunk, data []byte) *api.Error {
 	var err error
 	if a.s.out != nil {
-		err = a.s.out.add(a, chunk, data)
+		err = a.s.out.add(a, chunk, data) // its mutex is held
 	} else if *chunk, err = api.ReadChunk(data, a.s.req.Chat); err == nil {
 		a.sub.answer.add(chunk)
 	}
@@ -209,6 +233,15 @@ func (a *attempt) flush() *api.Error {
 	return nil
 }
 
+// flushNow is flush for a client that has got something already, and never waits; false: what is left is for flush.
+func (a *attempt) flushNow() (all bool) {
+	if a.s.out == nil {
+		return true
+	}
+	a.sends()
+	return a.s.out.flushNow()
+}
+
 // complete ends a sub-request that the context leg has finished at the first token: its answer is the whole answer.
 func (a *attempt) complete(c api.CtxChoice) *api.Error {
 	text := c.Text
@@ -216,11 +249,20 @@ func (a *attempt) complete(c api.CtxChoice) *api.Error {
 		text = c.Message.Content
 	}
 	choice := api.Choice{Text: text, Role: true, Finish: c.Finish, StopReason: c.Stop, RawLogprobs: notNull(c.Logprobs)}
-	if e := a.event(a.s.head.AppendChunk(nil, choice)); e != nil {
+	if e := a.alone(a.s.head.AppendChunk(nil, choice)); e != nil {
 		return e
 	}
 	a.stamps.FirstTokenNS, a.stamps.LastTokenNS, a.tokens = a.stamps.CtxDoneNS, a.stamps.CtxDoneNS, 1 // it came with the context leg
 	return a.flush()
+}
+
+// alone takes one chunk that no stream brought.
+func (a *attempt) alone(data []byte) *api.Error {
+	if o := a.s.out; o != nil {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+	}
+	return (&batch{a: a}).event(data)
 }
 
 func notNull(b json.RawMessage) []byte {
@@ -230,17 +272,27 @@ func notNull(b json.RawMessage) []byte {
 	return b
 }
 
-// usage is what the sub-request cost: the prompt by the numbers of its prefill, the output by those of its generation.
+// usage is what the sub-request cost: the prompt by the numbers of its prefill, the output by those of its generation. Where
+// neither the router nor a worker has counted the prompt, nobody knows it.
 func (b *sub) usage() api.Usage {
-	u := api.Usage{PromptTokens: len(b.ids)}
+	u := api.Usage{PromptTokens: len(b.ids), NoPrompt: b.ids == nil}
+	prompt := func(told *api.Usage) {
+		if !told.NoPrompt {
+			u.PromptTokens, u.NoPrompt = told.PromptTokens, false
+		}
+	}
 	if a := b.last(); a != nil {
 		u.CompletionTokens = a.had + a.tokens
 		if g := a.genUsage; g != nil {
-			u.PromptTokens, u.CompletionTokens = g.PromptTokens, g.CompletionTokens
+			prompt(g)
+			if !g.NoCompletion {
+				u.CompletionTokens = g.CompletionTokens
+			}
 		}
 	}
 	if a := b.beginner(); a != nil && a.ctxAnswer != nil && a.ctxAnswer.Usage != nil {
-		u.PromptTokens, u.PromptTokensDetails = a.ctxAnswer.Usage.PromptTokens, a.ctxAnswer.Usage.PromptTokensDetails
+		prompt(a.ctxAnswer.Usage)
+		u.PromptTokensDetails = a.ctxAnswer.Usage.PromptTokensDetails
 	} else if a != nil && a.style == Aggregated && a.genUsage != nil {
 		u.PromptTokensDetails = a.genUsage.PromptTokensDetails
 	}

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"meridian.internal/router/breaker"
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/phase"
 )
@@ -140,7 +141,7 @@ func TestAnAnswerGoesOnOnlySoOften(t *testing.T) {
 
 func TestTheCheckpointThatBeganAnAnswerEndsIt(t *testing.T) {
 	c := newCluster(t, Aggregated, "gen0")
-	b := &sub{s: &session{p: c.proxy, req: &api.Request{Model: "m"}}}
+	b := &sub{s: &session{p: c.proxy, req: &api.Request{Model: "m"}, times: &requestTimes{received: c.proxy.o.Steady.Now()}, life: time.Hour}}
 	pick := func() *attempt {
 		a := &attempt{s: b.s, sub: b}
 		choice, err := a.pick(&exclusions{})
@@ -171,7 +172,7 @@ func TestKVThatNobodyClaimsIsReleased(t *testing.T) {
 		if got := c.post("/v1/completions", completion); got.status != 200 {
 			t.Fatalf("got %d %q", got.status, got.body)
 		}
-		freed := <-c.nodes["ctx0"].freed
+		freed := within(t, c.nodes["ctx0"].freed, "the context node is told to free the KV")
 		r := c.settled()[0]
 		var released []int
 		for _, l := range r.Legs {
@@ -188,20 +189,26 @@ func TestKVThatNobodyClaimsIsReleased(t *testing.T) {
 		ctx, leave := context.WithCancel(t.Context())
 		gen := c.nodes["gen0"]
 		gen.serve = func(_ http.ResponseWriter, r *http.Request, _ leg) { leave(); gen.waitGone(r) }
-		req, _ := http.NewRequestWithContext(ctx, "POST", c.url+"/v1/completions", strings.NewReader(completion))
-		if res, err := http.DefaultClient.Do(req); err == nil {
+		if res, err := c.send(ctx, "/v1/completions", completion); err == nil {
 			io.Copy(io.Discard, res.Body)
 			res.Body.Close()
 		}
-		if who := <-c.gone; who != "gen0" {
+		if who := c.cancelled(); who != "gen0" {
 			t.Errorf("%s was cancelled", who)
 		}
-		<-c.nodes["ctx0"].freed
+		within(t, c.nodes["ctx0"].freed, "the context node is told to free the KV")
 	})
+}
+
+// stopped has no time pass for breakers and the budget of retries, which also fills with it.
+func (c *cluster) stopped() {
+	now := c.proxy.o.Steady.Now()
+	c.proxy.health.now = func() int64 { return now }
 }
 
 func TestRetriesEndWithTheBudget(t *testing.T) {
 	c := newCluster(t, Aggregated, "gen0", "gen1")
+	c.stopped()
 	for c.proxy.health.takeRetry() {
 	}
 	c.nodes["gen0"].serve = status(500, `{"error":{"message":"x"}}`)
@@ -214,6 +221,7 @@ func TestRetriesEndWithTheBudget(t *testing.T) {
 
 func TestWhatANodesDeathBreaksMovesOnceOutsideTheBudget(t *testing.T) {
 	c := newCluster(t, Aggregated, "gen0", "gen1", "gen2")
+	c.stopped()
 	for c.proxy.health.takeRetry() {
 	}
 	var all atomic.Bool
@@ -240,6 +248,7 @@ func TestWhatANodesDeathBreaksMovesOnceOutsideTheBudget(t *testing.T) {
 
 func TestABreakerKeepsWorkAwayButNeverFromTheLastNode(t *testing.T) {
 	c := newCluster(t, Aggregated, "gen0", "gen1")
+	c.stopped() // the breaker stays open
 	bad := c.nodes["gen0"]
 	bad.serve = status(500, `{"error":{"message":"x"}}`)
 	for range 8 { // round robin: half of them meet it first
@@ -260,6 +269,33 @@ func TestABreakerKeepsWorkAwayButNeverFromTheLastNode(t *testing.T) {
 		t.Errorf("the last node is not used: %d %q", got.status, got.body)
 	}
 	c.settled()
+}
+
+// TestWhatIsNotANodesFaultOpensNoBreaker: a burst that fills all nodes, requests that are bad and clients without patience must not
+// take nodes out.
+func TestWhatIsNotANodesFaultOpensNoBreaker(t *testing.T) {
+	for name, k := range map[string]struct {
+		serve  func(http.ResponseWriter, *http.Request, leg)
+		header string // of each request, and its value
+		value  string
+	}{
+		"full, in a node's words": {serve: status(503, `{"error":{"message":"x","type":"overloaded_error"}}`)},
+		"full, in nobody's words": {serve: status(503, `no`)},
+		"too many requests":       {serve: status(429, `no`)},
+		"a bad request":           {serve: status(400, `{"error":{"message":"x"}}`)},
+		"the client's deadline":   {serve: func(_ http.ResponseWriter, r *http.Request, _ leg) { <-r.Context().Done() }, header: api.HeaderDeadline, value: "5"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, Aggregated, "gen0")
+			c.nodes["gen0"].serve = k.serve
+			for range 2 * breaker.Trip {
+				c.post("/v1/completions", completion, k.header, k.value)
+			}
+			if open, _ := c.proxy.health.snapshot(); len(open) != 0 {
+				t.Errorf("%d requests count as failures: %+v", 2*breaker.Trip, open)
+			}
+		})
+	}
 }
 
 func TestPauseEndsWithItsContext(t *testing.T) {

@@ -26,7 +26,7 @@ func (b *sub) run(ctx context.Context) *api.Error {
 	var last *api.Error
 	var cut *int64 // the answer's last token came before
 	for n, row := 0, 0; ; n++ {
-		a := &attempt{s: b.s, sub: b, n: n, had: len(b.given), cutNS: cut, times: new(times)}
+		a := &attempt{s: b.s, sub: b, n: n, had: len(b.given), cutNS: cut, times: b.times(n)}
 		if e := a.place(&tried); e != nil {
 			if last != nil {
 				return last // nobody else is there: what failed first says more
@@ -53,6 +53,14 @@ func (b *sub) run(ctx context.Context) *api.Error {
 			return stopCause(ctx)
 		}
 	}
+}
+
+// times is the memory of the stamps of attempt n.
+func (b *sub) times(n int) *times {
+	if n == 0 && b == b.s.subs[0] {
+		return &b.s.times.first
+	}
+	return new(times)
 }
 
 // end gives back what the attempt held and judges its nodes.
@@ -96,7 +104,7 @@ func faultOf(a *attempt, e *api.Error) string {
 // again decides whether to try once more, and prepares for it.
 func (b *sub) again(ctx context.Context, a *attempt, e *api.Error, progress bool) bool {
 	p := b.s.p
-	if ctx.Err() != nil || !e.Retryable || (b.started && !b.resumable()) {
+	if ctx.Err() != nil || b.s.left() <= 0 || !e.Retryable || (b.started && !b.resumable()) {
 		return false
 	}
 	if !progress && !b.pays(a.broke.Load() || e.Stage == "kv") {

@@ -27,23 +27,32 @@ type session struct {
 	clientID string
 	// principal is the id of the API key that the request came with, fit for logs and metric labels; "" where no keys
 	// are configured.
-	principal  string
-	who        *keys.Principal // counts the request against the limits of its key; nil: there are no keys
-	lowered    bool            // req.Priority is what the key allows, not what the body says
-	trace      string
-	perf       bool // the client asked for what its request cost
-	received   int64
-	parsed     int64         // 0: it was refused before
-	admittedNS int64         // 0: it was not let in
-	life       time.Duration // longest life of the request, from received
-	bodyBytes  int64         // of the memory of all bodies; see bodies
-	seed       uint64
-	head       api.Head
-	idJSON     []byte
-	model      []byte // JSON
-	created    []byte // JSON
-	subs       []*sub
-	out        *stream // nil: not streamed
+	principal string
+	who       *keys.Principal // counts the request against the limits of its key; nil: there are no keys
+	lowered   bool            // req.Priority is what the key allows, not what the body says
+	unpinned  bool            // the key does not allow the body's prompt_cache_retention
+	trace     string
+	perf      bool // the client asked for what its request cost
+	times     *requestTimes
+	life      time.Duration // longest life of the request, from its arrival
+	bodyBytes int64         // of the memory of all bodies; see bodies
+	seed      uint64
+	head      api.Head
+	idJSON    []byte
+	model     []byte // JSON
+	created   []byte // JSON
+	subs      []*sub
+	out       *stream // nil: not streamed
+}
+
+// requestTimes is the memory of a request's stamps, and of those of its first attempt. It is apart from the session, which a
+// record must not hold until its line is written.
+type requestTimes struct {
+	received int64
+	parsed   int64 // 0: it was refused before
+	admitted int64 // 0: it was not let in
+	end      int64
+	first    times
 }
 
 // sub is one choice of one prompt: it has its own id, legs and attempts.
@@ -65,13 +74,13 @@ type sub struct {
 
 // serve runs one request.
 func (p *Proxy) serve(c echo.Context, chat bool) error {
-	s := &session{p: p, w: c.Response(), received: p.o.Steady.Now(), id: mintRequestID()}
+	s := &session{p: p, w: c.Response(), times: &requestTimes{received: p.o.Steady.Now()}, id: mintRequestID()}
 	p.met.inflight.Inc()
 	defer p.met.inflight.Dec()
 	defer s.endKey()
 	defer s.giveBody()
 	e := s.prepare(c.Request(), chat)
-	s.w.Header().Set(api.HeaderRequestID, s.publicID())
+	s.w.Header()[api.HeaderRequestID] = []string{s.publicID()}
 	if e != nil && e.Status() == http.StatusUnauthorized {
 		p.met.ended(phase.Rejected, e.Stage) // a stranger fills no disk
 		e.RequestID = s.publicID()
@@ -79,9 +88,7 @@ func (p *Proxy) serve(c echo.Context, chat bool) error {
 	}
 	p.o.Begin(s.id)
 	if e == nil {
-		ctx, cancel := context.WithTimeout(c.Request().Context(), s.left())
-		defer cancel()
-		e = s.admitted(ctx)
+		e = s.admitted(c.Request().Context())
 	}
 	if e = s.finish(e); e != nil {
 		return e
@@ -91,7 +98,7 @@ func (p *Proxy) serve(c echo.Context, chat bool) error {
 
 // left is what remains of the request's life.
 func (s *session) left() time.Duration {
-	return s.life - time.Duration(s.p.o.Steady.Now()-s.received)
+	return s.life - time.Duration(s.p.o.Steady.Now()-s.times.received)
 }
 
 // admitted waits at the door, then runs.
@@ -104,7 +111,7 @@ func (s *session) admitted(ctx context.Context) *api.Error {
 		return e
 	}
 	defer p.door.leave(t)
-	s.admittedNS = p.o.Steady.Now()
+	s.times.admitted = p.o.Steady.Now()
 	p.health.request()
 	return s.run(ctx)
 }
@@ -117,6 +124,9 @@ func (s *session) publicID() string {
 	return s.id
 }
 
+// returnMetrics is api.HeaderReturnMetrics as a header map has it.
+var returnMetrics = http.CanonicalHeaderKey(api.HeaderReturnMetrics)
+
 // prepare reads, validates and tokenizes.
 func (s *session) prepare(r *http.Request, chat bool) *api.Error {
 	s.rc = http.NewResponseController(s.w)
@@ -126,7 +136,7 @@ func (s *session) prepare(r *http.Request, chat bool) *api.Error {
 		}
 		s.clientID = id
 	}
-	s.perf = s.p.o.Expect != nil && strings.TrimSpace(r.Header.Get(api.HeaderReturnMetrics)) == "1"
+	s.perf = s.p.o.Expect != nil && strings.TrimSpace(r.Header.Get(returnMetrics)) == "1"
 	if t := r.Header.Get(api.HeaderTraceparent); validTraceparent(t) {
 		s.trace = t
 	}
@@ -149,6 +159,7 @@ func (s *session) prepare(r *http.Request, chat bool) *api.Error {
 		asked := s.req.Priority
 		s.req.Priority = s.who.Priority(asked)
 		s.lowered = s.req.Priority != asked
+		s.unpinned = s.req.Pin && !s.who.MayPin()
 	}
 	if e := s.plan(r.Context()); e != nil {
 		return e
@@ -158,21 +169,28 @@ func (s *session) prepare(r *http.Request, chat bool) *api.Error {
 		prefix = "chatcmpl-"
 	}
 	s.head = api.Head{ID: prefix + s.id, Model: s.req.Model, Created: time.Now().Unix(), Chat: chat}
-	s.idJSON = api.AppendString(nil, s.head.ID)
-	s.model = api.AppendString(nil, s.head.Model)
-	s.created = strconv.AppendInt(nil, s.head.Created, 10)
+	s.text()
 	s.seed = s.req.Sampling.Seed
 	if !s.req.SeedSet {
 		s.seed = mintSeed()
 	}
 	if s.req.Stream {
 		s.out = &stream{w: s.w, rc: s.rc, idle: s.p.o.ClientIdle}
+		s.out.now, _ = s.w.Writer.(nowWriter)
 		if s.perf {
 			s.out.begin = s.setClockSync
 		}
 	}
-	s.parsed = s.p.o.Steady.Now()
+	s.times.parsed = s.p.o.Steady.Now()
 	return nil
+}
+
+// text makes the JSON of what all chunks have, in one piece of memory.
+func (s *session) text() {
+	id := api.AppendString(make([]byte, 0, len(s.head.ID)+len(s.head.Model)+24), s.head.ID)
+	model := api.AppendString(id, s.head.Model)
+	created := strconv.AppendInt(model, s.head.Created, 10)
+	s.idJSON, s.model, s.created = id, model[len(id):], created[len(model):]
 }
 
 // run runs all sub-requests; the first failure ends the others.
@@ -180,6 +198,10 @@ func (s *session) run(ctx context.Context) *api.Error {
 	if len(s.subs) == 1 {
 		return s.subs[0].run(ctx)
 	}
+	return s.runAll(ctx)
+}
+
+func (s *session) runAll(ctx context.Context) *api.Error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var mu sync.Mutex // guards first
@@ -205,14 +227,14 @@ func (s *session) run(ctx context.Context) *api.Error {
 // error that is still to be sent as a status.
 func (s *session) finish(e *api.Error) *api.Error {
 	defer s.settle()
-	end := s.p.o.Steady.Now()
+	s.times.end = s.p.o.Steady.Now()
 	if e != nil {
 		e.RequestID = s.publicID()
 	}
 	cost := s.expectCost(e)
-	s.p.o.Record(s.record(e, end))
+	s.p.o.Record(s.record(e))
 	s.p.o.End(s.id)
-	s.observe(e, end)
+	s.observe(e)
 	switch {
 	case s.out != nil && e == nil:
 		s.out.end(s)
@@ -245,21 +267,26 @@ func (b *sub) last() *attempt {
 	return b.tries[len(b.tries)-1]
 }
 
-// usage sums the sub-requests: each prompt once, with the numbers of its prefill; each token of each choice.
+// usage sums the sub-requests: each prompt once, with the numbers of its prefill; each token of each choice. What is not known of
+// one is not known of all.
 func (s *session) usage() api.Usage {
-	var u api.Usage
-	cached, known := 0, false
+	u := api.Usage{NoPrompt: len(s.subs) == 0}
+	cached, known := 0, len(s.subs) > 0
 	for _, b := range s.subs {
 		one := b.usage()
 		u.CompletionTokens += one.CompletionTokens
 		if !b.first {
 			continue
 		}
-		u.PromptTokens += one.PromptTokens
+		u.PromptTokens, u.NoPrompt = u.PromptTokens+one.PromptTokens, u.NoPrompt || one.NoPrompt
 		if d := one.PromptTokensDetails; d != nil {
 			cached += d.CachedTokens
-			known = true
+		} else {
+			known = false
 		}
+	}
+	if u.NoPrompt {
+		u.PromptTokens, known = 0, false
 	}
 	u.TotalTokens = u.PromptTokens + u.CompletionTokens
 	if known {

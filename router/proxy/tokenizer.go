@@ -35,6 +35,9 @@ func (t *Tokenizer) chat(ctx context.Context, r *api.Request) ([]int32, *api.Err
 	if t.Chat == nil {
 		return nil, nil
 	}
+	if e := r.CheckTurns(t.ContextLen); e != nil {
+		return nil, e
+	}
 	ids, err := t.Chat(ctx, r)
 	if err != nil {
 		return nil, api.Invalid("messages", "messages do not fit the chat template: %v", err)

@@ -38,6 +38,10 @@ func TestBuildTokenizer(t *testing.T) {
 	if ids, e := tok.chat(t.Context(), r); e != nil || !slices.Equal(ids, []int32{2, 3}) {
 		t.Errorf("a file of its own: got %v, %v", ids, e)
 	}
+	many := &api.Request{Chat: true, Turns: 10, Messages: []byte(`[]`)}
+	if _, e := tok.chat(t.Context(), many); e == nil || !strings.Contains(e.Message, "10 messages") {
+		t.Errorf("more messages than the context has tokens: %v", e)
+	}
 	f.ChatTemplate, f.Config = nil, []byte("null")
 	tok, _ = BuildTokenizer(f)
 	if ids, e := tok.chat(t.Context(), r); e != nil || ids != nil {

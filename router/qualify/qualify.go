@@ -113,7 +113,7 @@ func (q *Prober) pair(ctx context.Context, b pool.Probe) error {
 	params = api.AppendPatched(nil, fields, []api.Set{
 		{Key: "request_type", Value: []byte(`"` + api.GenerationOnly + `"`)},
 		{Key: "schedule_style", Value: strconv.AppendInt(nil, api.ContextFirst, 10)},
-	}, false)
+	})
 	return q.generate(ctx, b.Gen, q.body(b.Model, true, params), b.Foreign)
 }
 
@@ -127,7 +127,7 @@ func (q *Prober) body(model string, stream bool, params []byte) []byte {
 		{Key: "ignore_eos", Value: []byte("true")},
 		{Key: "stream", Value: strconv.AppendBool(nil, stream)},
 		{Key: "disaggregated_params", Value: params},
-	}, false)
+	})
 }
 
 // generate reads a stream to its end: it must bring something, and no error.
@@ -170,7 +170,7 @@ func (q *Prober) send(ctx context.Context, t *pool.Target, body []byte, foreign 
 		left = max(time.Until(d).Milliseconds(), 1)
 	}
 	res, err := q.o.Client.Do(ctx, &upstream.Request{
-		URL: t.URL, Path: "/v1/completions", Body: body, Foreign: foreign,
+		URL: t.URL, Path: "/v1/completions", Body: [][]byte{body}, Foreign: foreign,
 		Header: fmt.Appendf(nil, "%s: 1\r\n%s: %s\r\n%s: %d\r\n", api.HeaderProbe, api.HeaderRouter, q.o.Router, api.HeaderDeadline, left),
 	})
 	if err != nil {

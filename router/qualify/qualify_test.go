@@ -52,10 +52,11 @@ func TestPairsProveThemselvesAndBadOnesGetNoWork(t *testing.T) {
 	var mended atomic.Bool
 	broken := func(answer func(w http.ResponseWriter)) func(http.ResponseWriter) bool {
 		return func(w http.ResponseWriter) bool {
-			if !mended.Load() {
-				answer(w)
+			if mended.Load() {
+				return false
 			}
-			return !mended.Load()
+			answer(w)
+			return true
 		}
 	}
 	for name, bad := range map[string]func(w http.ResponseWriter){
@@ -75,7 +76,7 @@ func TestPairsProveThemselvesAndBadOnesGetNoWork(t *testing.T) {
 			panic(http.ErrAbortHandler)
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		well := t.Run(name, func(t *testing.T) {
 			mended.Store(false)
 			p := run(t)
 			add(p, node.RoleCtx, "ctx0", worker(t, "ctx0", nil).URL)
@@ -99,23 +100,34 @@ func TestPairsProveThemselvesAndBadOnesGetNoWork(t *testing.T) {
 			mended.Store(true)
 			until(t, "the pair is tried again", func() bool { l, _ := p.Pairs(); return l[0].Gen == "bad" && l[0].State == pool.Qualified })
 		})
+		if !well {
+			break // each waits until its time is over
+		}
 	}
 }
 
 func TestANodeWithoutRoomIsAskedAgain(t *testing.T) {
 	var asked atomic.Int64
+	var full atomic.Bool
+	full.Store(true)
 	p := run(t)
 	add(p, node.RoleCtx, "ctx0", worker(t, "ctx0", func(w http.ResponseWriter) bool {
-		if asked.Add(1) > 1 {
-			return false
+		refuse := full.Load() // before it is counted: then it may change
+		asked.Add(1)
+		if refuse {
+			w.WriteHeader(http.StatusServiceUnavailable)
 		}
-		w.WriteHeader(http.StatusServiceUnavailable)
-		return true
+		return refuse
 	}).URL)
 	add(p, node.RoleGen, "gen0", worker(t, "gen0", nil).URL)
+	until(t, "it is asked again", func() bool { return asked.Load() >= 2 })
+	if l, _ := p.Pairs(); l[0].State != pool.Unproven || !strings.Contains(l[0].Why, "no room") {
+		t.Errorf("%+v: no room says nothing of the pair", l)
+	}
+	full.Store(false)
 	until(t, "ready", func() bool { return p.Ready(false, false) == nil })
-	if l, _ := p.Pairs(); l[0].State != pool.Qualified || asked.Load() != 2 {
-		t.Errorf("%+v after %d probes, want qualified after 2", l, asked.Load())
+	if l, _ := p.Pairs(); l[0].State != pool.Qualified || asked.Load() < 3 {
+		t.Errorf("%+v after %d probes, want qualified after 3 or more", l, asked.Load())
 	}
 }
 
@@ -155,9 +167,10 @@ func add(p *pool.Pool, role node.Role, name, url string) {
 // until waits for what a goroutine does.
 func until(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+	const patience = time.Minute // a refused pair waits up to half of it for its next probe
+	for end := time.Now().Add(patience); !f(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("after 20 s still not: %s", what)
+			t.Fatalf("after %s still not: %s", patience, what)
 		}
 	}
 }

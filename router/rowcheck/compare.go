@@ -1,6 +1,10 @@
 package rowcheck
 
-import "meridian.internal/shared/rows"
+import (
+	"fmt"
+
+	"meridian.internal/shared/rows"
+)
 
 // compare holds the ledgers of one engine against each other. Sums over rows are only compared when every row from the
 // first is there.
@@ -99,18 +103,36 @@ func (c *Checker) recorded(name string, n *node, whole bool) {
 	if more {
 		c.fault(n.at, "the timelines hold %d requests that ran on %s, its rows count %d", r.n, name, n.requests.NewActive)
 	}
-	all := n.requests.NewActive == r.n
+	for rank := range r.ranks {
+		if rank < 0 || rank >= int64(len(n.ranks)) {
+			c.fault(n.at, "a request ran on rank %d of %s, whose rows are of %d ranks", rank, name, len(n.ranks))
+			return
+		}
+	}
+	for rank := range n.ranks {
+		if !more {
+			c.summed(n, rank, r.of(int64(rank)), name)
+		}
+	}
+}
+
+// summed: the records of a rank's requests add up to what its rows count.
+func (c *Checker) summed(n *node, rank int, of *sums, name string) {
+	k, all := &n.ranks[rank], n.requests.NewActive == n.records.n
+	if len(n.ranks) > 1 {
+		name = fmt.Sprintf("%s, rank %d", name, rank)
+	}
 	for _, p := range []struct {
 		what          string
 		records, rows int64
 		exact         bool
 	}{
-		{"prompt tokens", r.prompt, n.sums.Prompt, true},
-		{"reused prompt tokens", r.cached, n.sums.Cached, true},
-		{"new KV blocks", r.alloc, n.alloc - n.sums.ProbeBlocks, true}, // probes have no records
-		{"output tokens", r.output, n.sums.Output, false},              // what a stop string or a cancel cut off was sampled too
+		{"prompt tokens", of.prompt, k.sums.Prompt, true},
+		{"reused prompt tokens", of.cached, k.sums.Cached, true},
+		{"new KV blocks", of.alloc, k.alloc - k.sums.ProbeBlocks, true}, // probes have no records
+		{"output tokens", of.output, k.sums.Output, false},              // what a stop string or a cancel cut off was sampled too
 	} {
-		if !more && (p.records > p.rows || all && p.exact && p.records != p.rows) {
+		if p.records > p.rows || all && p.exact && p.records != p.rows {
 			c.fault(n.at, "the records of %s add up to %d %s, its rows to %d", name, p.records, p.what, p.rows)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"slices"
 
 	"meridian.internal/router/timeline"
+	"meridian.internal/shared/infer"
 	"meridian.internal/shared/phase"
 	"meridian.internal/shared/rows"
 )
@@ -40,11 +41,12 @@ type node struct {
 	last     int64
 	lastIter int64
 	lost     int64
+	apart    bool     // rows were lost after the newest
 	prev     rows.Row // the row before, whatever its rank
 	ranks    []rank
+	closed   bool // a set is complete: its ranks are all that there are
 	requests rows.Requests
 	sums     rows.Sums
-	alloc    int64 // sum of the KV changes
 	batches  map[place]batch
 
 	counters   map[string]float64
@@ -58,10 +60,8 @@ type rank struct {
 	newest rows.Row
 	kv     rows.KV // of the newest row that had it
 	alloc  int64   // sum of the KV changes
+	sums   rows.Sums
 }
-
-// maxRanks is the most that a node can have.
-const maxRanks = 64
 
 // place is an iteration of a rank.
 type place struct{ rank, iter int64 }
@@ -69,12 +69,25 @@ type place struct{ rank, iter int64 }
 // batch is what a row says of an iteration.
 type batch struct{ size, context int64 }
 
-// records are the sums over the requests that had a place in the engine.
+// records are what the records say of the requests that had a place in the engine.
 type records struct {
-	n, prompt, cached, output, alloc int64
-	lastIter                         int64
-	chunkTokens                      map[place]int64
-	chunkSize                        map[place]int64
+	n           int64
+	ranks       map[int64]*sums
+	lastIter    int64
+	chunkTokens map[place]int64
+	chunkSize   map[place]int64
+}
+
+// sums are those of a rank's requests.
+type sums struct{ prompt, cached, output, alloc int64 }
+
+func (r *records) of(rank int64) *sums {
+	s := r.ranks[rank]
+	if s == nil {
+		s = new(sums)
+		r.ranks[rank] = s
+	}
+	return s
 }
 
 // New returns a checker.
@@ -84,7 +97,7 @@ func (c *Checker) node(name, clock string) *node {
 	k := key{name, clock}
 	n := c.nodes[k]
 	if n == nil {
-		n = &node{batches: map[place]batch{}, records: records{chunkTokens: map[place]int64{}, chunkSize: map[place]int64{}}}
+		n = &node{batches: map[place]batch{}, records: records{ranks: map[int64]*sums{}, chunkTokens: map[place]int64{}, chunkSize: map[place]int64{}}}
 		c.nodes[k] = n
 	}
 	return n
@@ -107,6 +120,7 @@ func (c *Checker) Line(b []byte, at string) {
 		n := c.node(x.node, x.clock)
 		n.lost += x.lost
 		n.last += x.lost
+		n.apart = true
 	default:
 		s, r, err := c.codec.Parse(b)
 		if err != nil && !errors.Is(err, rows.ErrSchema) {
@@ -119,29 +133,28 @@ func (c *Checker) Line(b []byte, at string) {
 
 // row takes in one row.
 func (c *Checker) row(s *rows.Static, r *rows.Row, at string) {
-	if r.Rank < 0 || r.Rank >= maxRanks {
+	if r.Rank < 0 || r.Rank >= infer.MaxRanks {
 		c.fault(at, "row %d of %s is of rank %d", r.Seq, s.Node, r.Rank)
 		return
 	}
 	c.Rows++
 	n := c.node(s.Node, s.ClockID)
-	if n.rows > 0 || n.lost > 0 {
-		if r.Seq != n.last+1 {
-			c.fault(at, "row %d of %s follows row %d: rows are missing, or there twice", r.Seq, s.Node, n.last)
-			n.lost += max(r.Seq-n.last-1, 1)
-		} else if n.rows > 0 {
-			c.follows(n, s.Node, r, at)
+	switch {
+	case n.rows == 0 && n.lost == 0:
+		if n.first = r.Seq; n.first == 1 {
+			c.begins(s.Node, r, at)
 		}
-	} else {
-		n.first = r.Seq
+	case r.Seq != n.last+1:
+		c.fault(at, "row %d of %s follows row %d: rows are missing, or there twice", r.Seq, s.Node, n.last)
+		n.lost += max(r.Seq-n.last-1, 1)
+	case !n.apart:
+		c.follows(n, s.Node, r, at)
 	}
 	n.rows++
-	n.at, n.last, n.prev = at, r.Seq, *r
+	n.at, n.last, n.prev, n.apart = at, r.Seq, *r, false
 	n.lastIter = max(n.lastIter, r.Iter)
 	n.add(r)
-	if r.Synthetic && r.Batch.Scheduled.V > 0 {
-		c.fault(at, "row %d of %s: rank %d ran a batch of %d, and is said to have come along without one", r.Seq, s.Node, r.Rank, r.Batch.Scheduled.V)
-	}
+	c.owned(s.Node, r, at)
 	if f, ok := negative(r); ok {
 		c.fault(at, "row %d of %s: %s", r.Seq, s.Node, f)
 	}
@@ -161,12 +174,57 @@ func (c *Checker) row(s *rows.Static, r *rows.Row, at string) {
 // follows: the rows of an iteration lie side by side, one of each rank in order, and iterations rise.
 func (c *Checker) follows(n *node, name string, r *rows.Row, at string) {
 	p, same := &n.prev, r.Iter == n.prev.Iter && r.Drain == n.prev.Drain
+	if r.Rank == 0 {
+		n.closed = true
+	}
 	switch {
+	case r.Rank >= int64(len(n.ranks)) && n.closed:
+		c.fault(at, "row %d of %s is of rank %d in iteration %d, sets had %d ranks before", r.Seq, name, r.Rank, r.Iter, len(n.ranks))
 	case r.Rank > 0 && (r.Rank != p.Rank+1 || !same), r.Rank == 0 && p.Rank != int64(len(n.ranks))-1:
 		c.fault(at, "row %d of %s is of rank %d in iteration %d, the one before of rank %d in iteration %d: a rank is missing, or there twice",
 			r.Seq, name, r.Rank, r.Iter, p.Rank, p.Iter)
 	case r.Rank == 0 && (r.Iter < p.Iter || r.Iter == p.Iter && !r.Drain):
 		c.fault(at, "row %d of %s is of iteration %d, the one before of %d", r.Seq, name, r.Iter, p.Iter)
+	case r.Rank == 0 && r.Iter-p.Iter != r.Covers:
+		c.fault(at, "row %d of %s tells of %d iterations, it is of iteration %d and the one before of %d", r.Seq, name, r.Covers, r.Iter, p.Iter)
+	case r.Rank > 0 && r.Covers != p.Covers:
+		c.fault(at, "row %d of %s: rank %d tells of %d iterations, rank %d of %d", r.Seq, name, r.Rank, r.Covers, p.Rank, p.Covers)
+	}
+	if r.Rank > 0 {
+		c.twice(n, name, r, at)
+	}
+}
+
+// begins: the first row is of rank 0 and of the first iterations.
+func (c *Checker) begins(name string, r *rows.Row, at string) {
+	switch {
+	case r.Rank != 0:
+		c.fault(at, "row 1 of %s is of rank %d: a rank is missing", name, r.Rank)
+	case r.Covers != r.Iter:
+		c.fault(at, "row 1 of %s tells of %d iterations, it is of iteration %d", name, r.Covers, r.Iter)
+	}
+}
+
+// twice: a request has one rank.
+func (c *Checker) twice(n *node, name string, r *rows.Row, at string) {
+	for rank := range min(r.Rank, int64(len(n.ranks))) {
+		for _, q := range n.ranks[rank].newest.PerReq {
+			if slices.ContainsFunc(r.PerReq, func(p rows.Req) bool { return p.ID == q.ID }) {
+				c.fault(at, "row %d of %s: request %d is on rank %d and on rank %d", r.Seq, name, q.ID, rank, r.Rank)
+			}
+		}
+	}
+}
+
+// owned: a row tells what its rank knows, and nothing else.
+func (c *Checker) owned(name string, r *rows.Row, at string) {
+	q, b := &r.Requests, &r.Batch
+	if r.Rank > 0 && (q.New|q.NewActive|q.Completed|q.Cancelled|q.Expired|q.Failed|q.Queued != 0 || r.QueueLatency.OK ||
+		b.QueuedCtx.OK || b.QueuedCtxTokens.OK || b.QueuedGen.OK || b.QueuedGenKVTokens.OK) {
+		c.fault(at, "row %d of %s: rank %d tells of the queue, which is rank 0's", r.Seq, name, r.Rank)
+	}
+	if r.Synthetic && (b.Scheduled.V > 0 || r.IterLatency.OK || r.HostStep.OK || r.Forward.OK || r.Sample.OK) {
+		c.fault(at, "row %d of %s: rank %d ran a batch of %d, and is said to have come along without one", r.Seq, name, r.Rank, b.Scheduled.V)
 	}
 }
 
@@ -179,10 +237,10 @@ func (n *node) add(r *rows.Row) {
 	n.requests.AddCounts(&r.Requests)
 	n.requests.Suspended += r.Requests.Suspended
 	n.sums.Add(&r.Sums)
+	k.sums.Add(&r.Sums)
 	if r.KV.Sampled {
 		k.kv = r.KV
 		k.alloc += r.KV.DAllocNew
-		n.alloc += r.KV.DAllocNew
 	}
 	if !r.Drain {
 		n.batches[place{r.Rank, r.Iter}] = batch{r.Batch.Scheduled.V, r.Batch.CtxTokens.V}
@@ -216,19 +274,20 @@ func (c *Checker) Timeline(l *timeline.Line) {
 			continue
 		}
 		r := &c.node(p.Node, string(p.Clock.ID)).records
-		r.n++
-		r.prompt += int64(p.Tokens.Prompt)
-		r.cached += int64(p.Tokens.Cached)
-		r.output += int64(p.Tokens.Output)
-		r.alloc += int64(p.KV.AllocNewBlocks)
-		if p.Iters != nil {
-			r.lastIter = max(r.lastIter, p.Iters.Last)
-		}
-		iters, tokens, sizes := p.Chunks.Column("iter"), p.Chunks.Column("tokens"), p.Chunks.Column("batch_size")
 		at := place{}
 		if p.DPRank != nil {
 			at.rank = int64(*p.DPRank)
 		}
+		r.n++
+		s := r.of(at.rank)
+		s.prompt += int64(p.Tokens.Prompt)
+		s.cached += int64(p.Tokens.Cached)
+		s.output += int64(p.Tokens.Output)
+		s.alloc += int64(p.KV.AllocNewBlocks)
+		if p.Iters != nil {
+			r.lastIter = max(r.lastIter, p.Iters.Last)
+		}
+		iters, tokens, sizes := p.Chunks.Column("iter"), p.Chunks.Column("tokens"), p.Chunks.Column("batch_size")
 		for k := range iters {
 			if at.iter = iters[k]; k < len(tokens) && k < len(sizes) {
 				r.chunkTokens[at] += tokens[k]

@@ -1,6 +1,7 @@
 package rowcheck
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,14 +18,15 @@ type world struct {
 	counters map[string]float64
 	line     timeline.Line
 	lost     int64
+	text     func(i int, row string) string // changes what is written of the i-th row; nil: nothing
 }
 
 func good() *world {
 	w := &world{static: rows.Static{Node: "ctx0", ClockID: "c"}}
-	a := rows.Row{Seq: 1, Iter: 1, Requests: rows.Requests{New: 1, NewActive: 1, Active: 1}, Sums: rows.Sums{Prompt: 12, Cached: 4, Context: 8, Output: 1}}
+	a := rows.Row{Seq: 1, Iter: 1, Covers: 1, Requests: rows.Requests{New: 1, NewActive: 1, Active: 1}, Sums: rows.Sums{Prompt: 12, Cached: 4, Context: 8, Output: 1}}
 	a.Batch.Scheduled, a.Batch.CtxTokens = rows.Some(1), rows.Some(8)
 	a.KV = rows.KV{Sampled: true, Max: 10, Free: 7, Used: 3, AllocNew: 2, DAllocNew: 2, Reused: 1}
-	b := rows.Row{Seq: 2, Iter: 2, Requests: rows.Requests{Completed: 1}, Sums: rows.Sums{Output: 1}}
+	b := rows.Row{Seq: 2, Iter: 2, Covers: 1, Requests: rows.Requests{Completed: 1}, Sums: rows.Sums{Output: 1}}
 	b.Batch.Scheduled, b.Batch.CtxTokens = rows.Some(1), rows.Some(0)
 	b.KV = rows.KV{Sampled: true, Max: 10, Free: 10, AllocNew: 2, Freed: 1, Evictable: 1, Reused: 1}
 	w.rows = []rows.Row{a, b}
@@ -42,7 +44,7 @@ func ranked() *world {
 	w := good()
 	var all []rows.Row
 	for _, a := range w.rows {
-		b := rows.Row{Rank: 1, Iter: a.Iter, Batch: a.Batch, Sums: a.Sums, KV: a.KV}
+		b := rows.Row{Rank: 1, Iter: a.Iter, Covers: a.Covers, Batch: a.Batch, Sums: a.Sums, KV: a.KV}
 		b.Requests.Active = a.Requests.Active
 		a.Synthetic, a.Batch, a.Sums, a.KV, a.Requests.Active = true, rows.Batch{Scheduled: rows.Some(0)}, rows.Sums{}, rows.KV{Sampled: true, Max: 10, Free: 10}, 0
 		a.Seq, b.Seq = int64(len(all))+1, int64(len(all))+2
@@ -54,13 +56,25 @@ func ranked() *world {
 	return w
 }
 
+// drop takes a row out and numbers the rest anew.
+func (w *world) drop(i int) {
+	w.rows = slices.Delete(w.rows, i, i+1)
+	for i := range w.rows {
+		w.rows[i].Seq = int64(i + 1)
+	}
+}
+
 func (w *world) check() []Fault {
 	c := New()
 	if w.lost > 0 {
 		c.Line(AppendLost(nil, w.static.Node, w.static.ClockID, w.lost), "f:0")
 	}
 	for i := range w.rows {
-		c.Line(rows.NewEncoder(w.static).Append(nil, &w.rows[i]), "f:1")
+		row := string(rows.NewEncoder(w.static).Append(nil, &w.rows[i]))
+		if w.text != nil {
+			row = w.text(i, row)
+		}
+		c.Line([]byte(row), "f:1")
 	}
 	if w.counters != nil {
 		c.Line(AppendCounters(nil, w.static.Node, w.static.ClockID, w.counters), "f:3")
@@ -119,8 +133,77 @@ func TestEachDisagreementIsASentence(t *testing.T) {
 		}, "rank 0 in iteration 3, the one before of rank 0 in iteration 2"},
 		{"ranks: another iteration", func(w *world) { w.rows[3].Iter = 3 }, "rank 1 in iteration 3, the one before of rank 0 in iteration 2"},
 		{"ranks: a rank that ran and did not", func(w *world) { w.rows[0].Batch.Scheduled = rows.Some(2) }, "ran a batch of 2"},
-		{"ranks: a chunk on another rank", func(w *world) { w.line.Phases[0].DPRank = nil }, "computed 0 prompt tokens, records say 8"},
+		{"ranks: a chunk on another rank", func(w *world) {
+			w.rows[0].Requests.NewActive, w.line.Phases[0].DPRank, w.line.Phases[0].Tokens, w.line.Phases[0].KV.AllocNewBlocks = 2, nil, phase.Tokens{}, 0
+		}, "computed 0 prompt tokens, records say 8"},
 		{"ranks: blocks of one leaked", func(w *world) { w.rows[3].KV.Freed = 0 }, "2 KV blocks handed out, 0 freed"},
+		{"ranks: a rank is missing at the beginning", func(w *world) {
+			w.drop(0)
+			w.rows[1].Requests.Completed, w.counters, w.line = 0, nil, timeline.Line{}
+		}, "row 1 of ctx0 is of rank 1"},
+		{"ranks: the first set lacks the last rank", func(w *world) {
+			w.drop(1)
+			w.rows[2].KV, w.counters, w.line = w.rows[1].KV, nil, timeline.Line{}
+		}, "is of rank 1 in iteration 2, sets had 1 ranks before"},
+		{"ranks: no set has the rank of a record", func(w *world) {
+			w.drop(3)
+			w.drop(1)
+			w.rows[0].Requests.Active, w.counters = 0, nil
+		}, "a request ran on rank 1 of ctx0, whose rows are of 1 ranks"},
+		{"ranks: a row is there twice, with numbers of their own", func(w *world) {
+			w.rows = append(w.rows, w.rows[3])
+			w.rows[4].Seq, w.counters, w.line = 5, nil, timeline.Line{}
+		}, "is of rank 1 in iteration 2, the one before of rank 1 in iteration 2"},
+		{"ranks: a set is there twice, with numbers of its own", func(w *world) {
+			w.rows = append(w.rows, w.rows[2], w.rows[3])
+			w.rows[4].Seq, w.rows[5].Seq, w.counters, w.line = 5, 6, nil, timeline.Line{}
+			w.rows[4].Requests.Completed, w.rows[5].Sums = 0, rows.Sums{}
+		}, "row 5 of ctx0 is of iteration 2, the one before of 2"},
+		{"ranks: an old iteration", func(w *world) {
+			for _, r := range []rows.Row{w.rows[2], w.rows[3]} {
+				r.Seq, r.Iter, r.Requests.Completed, r.Sums = int64(len(w.rows))+1, 1, 0, rows.Sums{}
+				w.rows = append(w.rows, r)
+			}
+			w.line = timeline.Line{}
+			w.counters = nil
+		}, "row 5 of ctx0 is of iteration 1, the one before of 2"},
+		{"ranks: an iteration that no row tells of", func(w *world) { w.rows[2].Iter, w.rows[3].Iter = 3, 3 }, "row 3 of ctx0 tells of 1 iterations, it is of iteration 3 and the one before of 1"},
+		{"ranks: the first iterations are missing", func(w *world) {
+			for i := range w.rows {
+				w.rows[i].Iter++
+			}
+			w.line.Phases[0].Chunks.Values[0][0], w.line.Phases[0].Iters = 2, nil
+		}, "row 1 of ctx0 tells of 1 iterations, it is of iteration 2"},
+		{"ranks: one tells of more iterations", func(w *world) { w.rows[3].Covers = 2 }, "rank 1 tells of 2 iterations, rank 0 of 1"},
+		{"ranks: a request that both count", func(w *world) {
+			w.text = func(i int, row string) string {
+				if i == 1 {
+					row = strings.Replace(row, `"numExpiredRequests":null`, `"numExpiredRequests":1`, 1)
+				}
+				return row
+			}
+			w.rows[0].Requests.New = 2
+			delete(w.counters, "meridian_num_requests_new_total")
+		}, "row 2 of ctx0: rank 1 tells of the queue"},
+		{"ranks: a zero of the queue where nothing is to be said", func(w *world) {
+			w.text = func(i int, row string) string {
+				return strings.Replace(row, `"numQueuedCtxTokens":null`, map[bool]string{true: `"numQueuedCtxTokens":0`, false: `"numQueuedCtxTokens":null`}[i == 3], 1)
+			}
+		}, "row 4 of ctx0: rank 1 tells of the queue"},
+		{"ranks: a request on two of them", func(w *world) {
+			w.rows[0].PerReq, w.rows[1].PerReq = []rows.Req{{ID: 7}, {ID: 8}}, []rows.Req{{ID: 9}, {ID: 8}}
+		}, "row 2 of ctx0: request 8 is on rank 0 and on rank 1"},
+		{"ranks: one that came along took time", func(w *world) { w.rows[0].Forward = rows.SomeSpan(5) }, "is said to have come along without one"},
+		{"ranks: sums of the wrong rank", func(w *world) {
+			w.rows[2].Sums, w.rows[3].Sums = w.rows[3].Sums, w.rows[2].Sums
+			w.line.Phases[0].Tokens.Output = 2
+		}, "the records of ctx0, rank 1 add up to 2 output tokens, its rows to 1"},
+		{"ranks: sums that are off", func(w *world) { w.rows[1].Sums.Prompt++ }, "the records of ctx0, rank 1 add up to 12 prompt tokens, its rows to 13"},
+		{"ranks: rows were lost in the middle of a set", func(w *world) {
+			w.lost, w.rows = 2, w.rows[3:]
+			w.rows[0].Seq, w.line.Phases = 3, nil
+			w.counters = nil
+		}, ""},
 	} {
 		w := good()
 		if strings.HasPrefix(tt.name, "ranks: ") {

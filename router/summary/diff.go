@@ -90,7 +90,7 @@ func WriteDiff(w io.Writer, list []Change, color bool) error {
 			mark = p.arrow(c.DeltaNS)
 		}
 		if c.A.NS != 0 && c.OnlySide == "" {
-			percent = fmt.Sprintf("%+.1f %%", 100*float64(c.DeltaNS)/float64(c.A.NS))
+			percent = relative(c.A.NS, c.B.NS)
 		}
 		note := fmt.Sprintf("%s – %s, %s – %s", waterfall.Duration(c.A.LoNS), waterfall.Duration(c.A.HiNS), waterfall.Duration(c.B.LoNS), waterfall.Duration(c.B.HiNS))
 		if c.OnlySide != "" {
@@ -104,6 +104,14 @@ func WriteDiff(w io.Writer, list []Change, color bool) error {
 	}
 	p.printf("\n%s\n\n", p.grey("▲ slower, ▼ faster: the intervals of the medians do not overlap. Without a mark the change may be chance."))
 	return p.Flush()
+}
+
+// relative is the change from a to b: in per cent, or, where that is a large number, as what multiple of a is b.
+func relative(a, b int64) string {
+	if times := float64(b) / float64(a); times >= 10 {
+		return fmt.Sprintf("× %.0f", times)
+	}
+	return fmt.Sprintf("%+.1f %%", 100*float64(b-a)/float64(a))
 }
 
 func (p *page) arrow(delta int64) string {

@@ -48,6 +48,9 @@ func TestTheSpanThatMovedComesFirst(t *testing.T) {
 		b.Add(l)
 	}
 	list := Diff(a, b)
+	if got := relative(2, 3) + "; " + relative(4, 1) + "; " + relative(3, 240); got != "+50.0 %; -75.0 %; × 80" {
+		t.Errorf("changes are told as %s", got)
+	}
 	if list[3].Name != "kv_handover" || list[3].OnlySide != "b" {
 		t.Errorf("%+v", list[3])
 	}

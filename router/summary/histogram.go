@@ -24,7 +24,7 @@ func key(ns int64) int32 {
 	case ns == 0:
 		return 0
 	case ns < 0:
-		return -key(-ns)
+		return -key(-max(ns, -math.MaxInt64)) // the least of all has no opposite
 	}
 	return 1 + int32(math.Log(float64(ns))/logGrowth)
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"meridian.internal/router/timeline"
 	"meridian.internal/shared/phase"
@@ -123,7 +124,7 @@ func TestThePageNamesWhatMatters(t *testing.T) {
 	if err := s.Result().Write(&b, false); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"2 requests", "2 complete", "0 negative spans", "time to first token", "prefill", "ctx1 → gen0", "slowest", "1.00 ms", "5.00 ms", "50 % of its time behind prefill"} {
+	for _, want := range []string{"2 requests", "2 complete", "0 negative spans", "time to first token", "prefill", "ctx1 → gen0", "ctx0 prefill", "slowest", "1.00 ms", "5.00 ms", "50 % of its time behind prefill"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%q is not on the page:\n%s", want, b.String())
 		}
@@ -131,8 +132,44 @@ func TestThePageNamesWhatMatters(t *testing.T) {
 	if strings.Contains(b.String(), "\x1b") {
 		t.Error("a control character is on the page")
 	}
+	orphan := line("c", 1, 2)
+	orphan.Outcome, orphan.Style = "", ""
+	s.Add(orphan)
+	if err := s.Result().Write(&b, false); err != nil || !strings.Contains(b.String(), "1 of unknown outcome") || !strings.Contains(b.String(), "of unknown style") {
+		t.Errorf("%v: a line without the router's record:\n%s", err, b.String())
+	}
 	if New(1).Result().Write(&b, true) != nil {
 		t.Error("an empty summary cannot be written")
+	}
+}
+
+func TestThePageIsBoundedHoweverManyNodesAndHoursThereAre(t *testing.T) {
+	s := New(3)
+	for i := range 200 {
+		l := line(fmt.Sprint(i), 1_000_000, 4_000_000)
+		l.WallNS = int64(i+1) * 3600e9
+		l.Attempts[0].Node = fmt.Sprintf("context-node-with-a-long-name-%d", i)
+		for j := range l.Spans {
+			if l.Spans[j].Node == "ctx0" {
+				l.Spans[j].Node = l.Attempts[0].Node
+			}
+		}
+		s.Add(l)
+	}
+	var b bytes.Buffer
+	if err := s.Result().Write(&b, false); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(b.String(), "\n"); n > 120 || strings.Count(b.String(), "more: --json") != 3 {
+		t.Errorf("%d lines:\n%s", n, b.String())
+	}
+	for row := range strings.Lines(b.String()) {
+		if !strings.Contains(row, "prefill on") && strings.Contains(row, "context-node") && utf8.RuneCountInString(row) > 110 {
+			t.Errorf("a row of %d columns: %s", utf8.RuneCountInString(row), row)
+		}
+	}
+	if !strings.Contains(b.String(), "1970-01-09 08:00") || strings.Contains(b.String(), "1970-01-01 01:00") {
+		t.Errorf("the newest hours are not on the page:\n%s", b.String())
 	}
 }
 

@@ -2,8 +2,10 @@ package summary
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -13,11 +15,12 @@ import (
 
 // Write writes the result as tables for a terminal.
 func (r Result) Write(w io.Writer, color bool) error {
-	p := &page{Writer: bufio.NewWriter(w), color: color}
+	p := &page{Writer: bufio.NewWriter(w), color: color, names: r.names()}
 	p.counts(r)
 	if r.TTFT.N > 0 || r.E2E.N > 0 {
 		p.latencies(r)
 		p.spans(r)
+		p.nodes(r)
 		p.groups("pair", r.Pairs)
 		p.groups("hour", r.Hours)
 		p.slowest(r)
@@ -29,6 +32,30 @@ func (r Result) Write(w io.Writer, color bool) error {
 type page struct {
 	*bufio.Writer
 	color bool
+	names int // columns for a name
+}
+
+// Columns for names: as many as the longest needs, within these.
+const (
+	leastName = 22
+	mostName  = 40
+)
+
+func (r Result) names() int {
+	most := leastName
+	for _, list := range [][]Named{r.Spans, r.Pairs, r.Hours, r.Nodes} {
+		for _, n := range list {
+			most = max(most, utf8.RuneCountInString(n.label())+1)
+		}
+	}
+	return min(most, mostName)
+}
+
+func (n *Named) label() string {
+	if n.Node == "" {
+		return n.Name
+	}
+	return n.Node + " " + n.Name
 }
 
 func (p *page) printf(format string, a ...any) { fmt.Fprintf(p.Writer, format, a...) }
@@ -57,14 +84,10 @@ func (p *page) alarm(n int64, what string) string {
 
 func (p *page) counts(r Result) {
 	var parts []string
-	for _, m := range []map[string]int64{r.Outcomes, r.Styles} {
-		keys := make([]string, 0, len(m))
-		for k := range m {
-			keys = append(keys, k)
-		}
-		slices.SortFunc(keys, func(a, b string) int { return int(m[b] - m[a]) })
-		for _, k := range keys {
-			parts = append(parts, fmt.Sprintf("%s %s", waterfall.Count(m[k]), waterfall.Clean(k, 30)))
+	for i, m := range []map[string]int64{r.Outcomes, r.Styles} {
+		what := []string{"outcome", "style"}[i] // a line without the router's record has none
+		for _, k := range slices.SortedFunc(maps.Keys(m), func(a, b string) int { return cmp.Or(cmp.Compare(m[b], m[a]), cmp.Compare(a, b)) }) {
+			parts = append(parts, fmt.Sprintf("%s %s", waterfall.Count(m[k]), cmp.Or(waterfall.Clean(k, 30), "of unknown "+what)))
 		}
 	}
 	p.printf("\n%s   %s\n", p.bold(waterfall.Count(r.Requests)+" requests"), strings.Join(parts, "  "))
@@ -86,11 +109,11 @@ func hidden(share *float64) string {
 }
 
 func (p *page) header(name string) {
-	p.printf("\n%s\n", p.grey(fmt.Sprintf("%s%8s%10s%10s%10s%10s%10s", left(name, 22), "n", "p50", "p90", "p99", "max", "mean")))
+	p.printf("\n%s\n", p.grey(fmt.Sprintf("%s%8s%10s%10s%10s%10s%10s", left(name, p.names), "n", "p50", "p90", "p99", "max", "mean")))
 }
 
 func (p *page) quantiles(name string, q Quantiles, tail string) {
-	p.printf("%s%8s%s%s%s%s%s%s\n", left(waterfall.Clean(name, 21), 22), waterfall.Count(q.N), right(q.P50), right(q.P90), right(q.P99), right(q.Max), right(q.Mean), tail)
+	p.printf("%s%8s%s%s%s%s%s%s\n", left(waterfall.Clean(name, p.names-1), p.names), waterfall.Count(q.N), right(q.P50), right(q.P90), right(q.P99), right(q.Max), right(q.Mean), tail)
 }
 
 func left(s string, n int) string {
@@ -133,14 +156,48 @@ func (p *page) bar(share float64) string {
 	return s + p.grey(fmt.Sprintf(" %.1f %%", 100*share))
 }
 
-// groups shows TTFT by who served or when, if there is more than one.
+// most is how many rows a table of groups has here; --json has them all.
+const most = 24
+
+// nodes shows the spans on each node in which most of the time went.
+func (p *page) nodes(r Result) {
+	weight := func(n Named) float64 { return float64(n.Mean) * float64(n.N) }
+	list := slices.Clone(r.Nodes)
+	slices.SortStableFunc(list, func(a, b Named) int { return cmp.Compare(weight(b), weight(a)) })
+	total := float64(r.E2E.Mean) * float64(r.E2E.N)
+	for i, n := range list { // what is below a part in a thousand says nothing
+		if i == most || weight(n)*1000 < total {
+			list = list[:i]
+			break
+		}
+	}
+	if len(list) == 0 {
+		return
+	}
+	slices.SortStableFunc(list, func(a, b Named) int { return cmp.Compare(a.Node, b.Node) })
+	p.header("where most went, by node")
+	for _, n := range list {
+		p.quantiles(n.label(), n.Quantiles, "")
+	}
+	p.more(len(r.Nodes) - len(list))
+}
+
+// groups shows TTFT by who served or when, if there is more than one: the last of them, which are the newest hours.
 func (p *page) groups(what string, list []Named) {
 	if len(list) < 2 {
 		return
 	}
 	p.header("TTFT by " + what)
-	for _, g := range list {
+	rest := max(0, len(list)-most)
+	for _, g := range list[rest:] {
 		p.quantiles(g.Name, g.Quantiles, "")
+	}
+	p.more(rest)
+}
+
+func (p *page) more(n int) {
+	if n > 0 {
+		p.printf("%s\n", p.grey(fmt.Sprintf("and %s more: --json", waterfall.Count(int64(n)))))
 	}
 }
 

@@ -41,10 +41,10 @@ type cause struct {
 // link is a cause and its event, both converted.
 type link struct{ cause, event end }
 
-// bound is how far the distance of the two may be off: nothing on one clock.
+// bound is how far the distance of the two may be off.
 func (k link) bound() int64 {
 	if k.cause.src == k.event.src {
-		return 0
+		return k.cause.src.same()
 	}
 	return k.cause.boundNow() + k.event.boundNow()
 }

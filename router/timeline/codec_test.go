@@ -1,6 +1,8 @@
 package timeline
 
 import (
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -53,18 +55,24 @@ func TestALineSurvivesARoundTrip(t *testing.T) {
 	cases := map[string]*Line{
 		"everything":         full(),
 		"drifting clocks":    Merge(withSteps(), drifting()),
+		"stages":             Merge(withStages(), drifting()),
 		"no clocks":          Merge(withSteps(), Clocks{}),
 		"a node of no leg":   with(func(l *Line) { l.Spans[3].Node, l.Spans[4].Node = "router0>elsewhere", "elsewhere" }),
 		"another id":         with(func(l *Line) { l.Phases[1].Disagg, l.Phases[2].Disagg = 77, 0 }),
 		"another peer":       with(func(l *Line) { l.Phases[2].Peer, l.Phases[2].Bytes = "third", 0 }),
 		"the peer as usual":  with(func(l *Line) { l.Phases[2].Peer = "ctx0" }),
 		"no peer":            with(func(l *Line) { l.Phases[2].Peer = "" }),
+		"tokens of a peer":   with(func(l *Line) { l.Phases[1].Fetched = 96 }),
 		"a peer, no stamps":  with(func(l *Line) { l.Phases[1].Peer, l.Phases[1].Bytes = "gen0", 9 }),
 		"raw is not derived": with(func(l *Line) { l.Phases[1].Stamps[2].Raw += 3 }),
 		"steps as chunks":    with(func(l *Line) { l.Phases[1].Iters = &phase.Iters{First: 7, Last: 8} }),
 		"steps of its own":   with(func(l *Line) { l.Phases[1].Iters = &phase.Iters{First: 7, Last: 9} }),
 		"tokens of its own":  with(func(l *Line) { l.Phases[0].Tokens.Cached++ }),
 		"overlapping spans":  with(func(l *Line) { l.Spans[5].StartNS -= 7 }),
+		"a bound on a node":  with(func(l *Line) { l.Spans[0].BoundNS = 3 }),
+		"a gap at the end":   with(func(l *Line) { l.Spans[len(l.Spans)-1].StartNS += 7 }),
+		"pushed, not known":  with(func(l *Line) { l.Phases[1].PushedNS, l.Phases[2].PushedNS = new(int64), nil }),
+		"by way of another":  with(func(l *Line) { l.Phases[1].Clock.Via = "ctx1" }),
 		"nothing":            {Schema: Schema, Violations: []Violation{}, Spans: []Span{}, Attempts: []Attempt{}, Phases: []Phase{}},
 	}
 	for name, l := range cases {
@@ -79,9 +87,48 @@ func TestALineSurvivesARoundTrip(t *testing.T) {
 	}
 }
 
+// before is a line as it was written while clocks, chunks and candidates had names, and every span a gap and a bound.
+func before(t testing.TB) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", "before_columns.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestLinesOfBeforeAreReadAsThoseOfNow(t *testing.T) {
+	old, err := Parse(before(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := Append(nil, old)
+	if len(now) > len(before(t))-350 {
+		t.Errorf("%d B became %d", len(before(t)), len(now))
+	}
+	again, err := Parse(now)
+	if err != nil || !reflect.DeepEqual(again, old) {
+		t.Errorf("%v\n%s\nwant\n%s", err, Append(nil, again), now)
+	}
+	// What the forms tell differently, each once.
+	ctx, d := old.Phases[1], old.Decision
+	if c := ctx.Clock; c.ID != "00000000000000bb.00000002" || c.State != "synced" || *c.OffsetNS != -5_000_000_000 || *c.BoundNS != 10_000 || *ctx.PushedNS != -4_999_999_999 {
+		t.Errorf("clock %+v", c)
+	}
+	if got := ctx.Chunks.Column("kv_tokens"); !slices.Equal(got, []int64{128, 528}) {
+		t.Errorf("chunks %v", got)
+	}
+	if c := d.Candidates[1]; c.Node != "gen0" || c.Score != 2.5 || c.Running != 4 || c.Waiting != 6 || *c.LoadAgeNS != 8 || c.QueuedTokens != 10 || c.Reserved != 12 || *c.MatchedTokens != 14 {
+		t.Errorf("candidate %+v", c)
+	}
+	if s := old.Spans[3]; s.Name != "gen_dispatch" || s.BoundNS != 10_000 || s.StartNS != 650_000 {
+		t.Errorf("span %+v", s)
+	}
+}
+
 func TestRawStampsFollowFromConvertedOnes(t *testing.T) {
 	text := string(Append(nil, Merge(withSteps(), drifting())))
-	if n := strings.Count(text, "[["); n > 2 || strings.Contains(text, "raw") {
+	if n := strings.Count(text, `_ns":[[`); n > 2 || strings.Contains(text, "raw") {
 		t.Errorf("%d rows begin with a pair: %s", n, text)
 	}
 }
@@ -126,6 +173,19 @@ func TestALateRecordCompletesALineThatWasReadBack(t *testing.T) {
 	for _, w := range want.Attempts {
 		if !slices.ContainsFunc(late.Attempts, func(a Attempt) bool { return reflect.DeepEqual(a, w) }) {
 			t.Errorf("%+v lacks %+v", late.Attempts, w)
+		}
+	}
+}
+
+func TestChunksComeBackAsTheNodeMeasuredThem(t *testing.T) {
+	for name, c := range map[string]Clocks{"exact": clocks(), "none": {}} {
+		ps := withStages()
+		l, err := Parse(Append(nil, Merge(ps, c)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := l.Record(&l.Phases[1]).Chunks, ps[1].Record.Chunks; !reflect.DeepEqual(got, want) {
+			t.Errorf("%s clocks: %+v, want %+v", name, got, want)
 		}
 	}
 }

@@ -51,6 +51,7 @@ type point struct {
 // source is one record with everything that its conversion needs.
 type source struct {
 	Part
+	rank   *RankClock // nil: all stamps are the node's
 	clock  phase.Clock
 	est    clock.Estimate
 	ok     bool              // aligned
@@ -68,6 +69,7 @@ func (s *source) place(ns int64) point {
 	if !ok {
 		return point{}
 	}
+	bound += s.same()
 	s.bound = max(s.bound, bound)
 	return point{at: ref - s.origin, bound: bound, ok: true}
 }

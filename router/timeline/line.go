@@ -109,12 +109,14 @@ type Phase struct {
 	Attempt      int             `json:"attempt"`
 	Disagg       int64           `json:"disagg_request_id,string,omitempty"`
 	Clock        PhaseClock      `json:"clock"`
+	Rank         *RankClock      `json:"rank_clock,omitempty"` // nil: the engine stamps with Clock too
 	Stamps       []Stamp         `json:"stamps_ns"`
 	Tokens       phase.Tokens    `json:"tokens"`
 	KV           *infer.KVCounts `json:"kv,omitempty"`
 	Transfer     []Stamp         `json:"transfer,omitempty"`
 	Peer         string          `json:"peer,omitempty"`
 	Bytes        int64           `json:"bytes,omitempty"`
+	Fetched      int             `json:"fetched_tokens,omitempty"` // whose KV an aggregated leg got from Peer
 	Chunks       *Columns        `json:"chunks,omitempty"`
 	Steps        *Columns        `json:"steps,omitempty"`
 	StepMessages int             `json:"step_messages,omitempty"` // announced by the record, and not here
@@ -143,25 +145,6 @@ type Stamp struct {
 	Name string
 	Raw  int64
 	Ref  *int64 // ns after the line's start; nil: not aligned
-}
-
-// Columns are lists of equal length under their names; times are converted where the phase is aligned, else raw.
-type Columns struct {
-	Names  []string
-	Values [][]int64
-}
-
-// Column returns the values under name, nil if there are none.
-func (c *Columns) Column(name string) []int64 {
-	if c == nil {
-		return nil
-	}
-	for i, n := range c.Names {
-		if n == name {
-			return c.Values[i]
-		}
-	}
-	return nil
 }
 
 // Violation is an event that lies before its cause by more than the bounds allow.

@@ -53,7 +53,7 @@ func (w *Merger) Merge(parts []Part, c Clocks) *Line {
 		ref = router.Instance
 	}
 	for i := range sources {
-		sources[i].Part = parts[i]
+		sources[i].Part, sources[i].rank = onNodeClock(parts[i])
 		sources[i].choose(c, ref)
 		m.sources = append(m.sources, &sources[i])
 	}
@@ -114,25 +114,25 @@ func sortParts(in []Part) []Part {
 
 // setOrigin puts the start at the router's receipt, or else at the earliest stamp that could be converted.
 func (m *merger) setOrigin() {
-	var origin *int64
+	origin, ok := int64(0), false
 	for _, s := range m.sources {
 		p := s.stamp(s.Record.Stamps.ReceiveNS)
-		if p.ok && (origin == nil || p.at < *origin) {
-			origin = &p.at
+		if p.ok && (!ok || p.at < origin) {
+			origin, ok = p.at, true
 		}
 		if s.Record.Role == phase.Disagg && p.ok {
 			break
 		}
 	}
-	if origin == nil {
+	if !ok {
 		return
 	}
-	m.line.StartNS = *origin
+	m.line.StartNS = origin
 	if m.wall != nil {
-		m.line.WallNS = m.wall(*origin)
+		m.line.WallNS = m.wall(origin)
 	}
 	for _, s := range m.sources {
-		s.origin = *origin
+		s.origin = origin
 	}
 }
 
@@ -177,7 +177,8 @@ func (m *merger) fillSeams(router *phase.Record) {
 			if a.Role == leg.Role && a.Node == leg.Node && a.Sub == leg.Sub && a.Attempt == leg.Attempt {
 				a.Given = leg.Given
 				if p := own.stamp(leg.ReleasedNS); p.ok {
-					a.ReleasedNS = &p.at
+					at := p.at // of its own: p itself stays off the heap
+					a.ReleasedNS = &at
 				}
 			}
 		}
@@ -274,6 +275,9 @@ func (m *merger) fillPhases() {
 		}
 		if t := r.Transfer; t != nil {
 			p.Peer, p.Bytes = t.Peer, t.Bytes
+			if r.Style == styleAggregated {
+				p.Fetched = t.Tokens
+			}
 			p.Transfer = make([]Stamp, 0, len(transferNames))
 			for i, ns := range [...]*int64{t.RequestedNS, t.StartNS, t.LastByteNS, t.InstalledNS} {
 				p.Transfer = s.appendStamp(p.Transfer, transferPoint+i, ns, refs)
@@ -285,7 +289,7 @@ func (m *merger) fillPhases() {
 		} else {
 			p.StepMessages = r.StepMessages
 		}
-		p.Clock = s.phaseClock()
+		p.Clock, p.Rank = s.phaseClock(), s.rank
 		m.line.Phases = append(m.line.Phases, p)
 	}
 	m.line.DisaggRequestID = m.line.Phases[0].Disagg
@@ -342,8 +346,8 @@ func (s *source) chunkColumns() *Columns {
 	if n == 0 {
 		return nil
 	}
-	return &Columns{
-		Names: []string{"iter", "tokens", "kv_tokens", "batch_size", "forward_start_ns", "forward_end_ns", "sample_end_ns"},
+	c := &Columns{
+		Names: chunkNames,
 		Values: [][]int64{
 			plain(n, func(i int) int64 { return ch[i].Iter }), plain(n, func(i int) int64 { return int64(ch[i].Tokens) }),
 			plain(n, func(i int) int64 { return int64(ch[i].KVTokens) }), plain(n, func(i int) int64 { return int64(ch[i].BatchSize) }),
@@ -351,6 +355,14 @@ func (s *source) chunkColumns() *Columns {
 			s.column(n, func(i int) int64 { return ch[i].SampleEndNS }),
 		},
 	}
+	cuts := len(ch[0].StageNS)
+	for i := range ch {
+		cuts = min(cuts, len(ch[i].StageNS))
+	}
+	for cut := range cuts {
+		c.addCut(cut, s.column(n, func(i int) int64 { return ch[i].StageNS[cut] }))
+	}
+	return c
 }
 
 func (s *source) stepColumns() *Columns {
@@ -370,6 +382,11 @@ func (s *source) stepColumns() *Columns {
 	}
 	if len(st.Tokens) == n && n > 0 {
 		c.Names, c.Values = append(c.Names, "tokens"), append(c.Values, plain(n, func(i int) int64 { return int64(st.Tokens[i]) }))
+	}
+	for cut, at := range st.StageNS {
+		if len(at) == n {
+			c.addCut(cut, s.column(n, func(i int) int64 { return at[i] }))
+		}
 	}
 	return c
 }

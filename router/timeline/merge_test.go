@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -495,6 +496,62 @@ func withSteps() []Part {
 	return ps
 }
 
+// withStages are those of nodes whose devices are pipelines: of two stages and of three.
+func withStages() []Part {
+	ps := withSteps()
+	for i := range ps[1].Record.Chunks {
+		c := &ps[1].Record.Chunks[i]
+		c.StageNS = []int64{c.ForwardStartNS + ms, c.ForwardStartNS + ms + 10}
+	}
+	at := t0 + genShift
+	ps[2].Steps.StageNS = [][]int64{{at + 13*ms + 1, at + 15*ms + 1}, {at + 13*ms + 3, at + 15*ms + 4}, {at + 13*ms + 5, at + 15*ms + 6}, {at + 13*ms + 8, at + 15*ms + 9}}
+	return ps
+}
+
+func TestStepsSayWhenEachStageRanThem(t *testing.T) {
+	l := Merge(withStages(), clocks())
+	start := l.Phases[2].Steps.Column("forward_start_ns")[1]
+	want := []Stage{
+		{StartNS: []int64{start - 2*ms, start}, EndNS: []int64{start - 2*ms + 1, start + 1}}, {StartNS: []int64{start - 2*ms + 3, start + 4}, EndNS: []int64{start - 2*ms + 5, start + 6}},
+		{StartNS: []int64{start - 2*ms + 8, start + 9}, EndNS: []int64{start - ms, start + ms}},
+	}
+	if got := l.Phases[2].Steps.Stages(); !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if got := l.Phases[1].Chunks.Stages(); len(got) != 2 || got[1].StartNS[0] != got[0].EndNS[0]+10 || got[1].EndNS[0]-got[0].StartNS[0] != 2*ms {
+		t.Errorf("chunks: %v", got)
+	}
+	if got := Merge(withSteps(), clocks()).Phases[2].Steps.Stages(); len(got) != 1 || len(got[0].EndNS) != 2 {
+		t.Errorf("no pipeline: %v", got)
+	}
+	uneven := withStages()
+	uneven[1].Record.Chunks[0].StageNS = nil
+	if got := Merge(uneven, clocks()).Phases[1].Chunks.Stages(); len(got) != 1 {
+		t.Errorf("chunks of which one has no stages: %v", got)
+	}
+}
+
+// Chunks of one prompt follow each other through the stages of a pipeline: their spans tile the time all the same.
+func TestPrefillOfAPipelineHasNoNegativeSpans(t *testing.T) {
+	ps := withStages()
+	c := ps[1].Record.Chunks
+	c[1].ForwardStartNS = c[0].ForwardEndNS - ms
+	l := Merge(ps, clocks())
+	var got []string
+	for _, s := range l.Spans {
+		if strings.HasPrefix(s.Name, "prefill") {
+			got = append(got, fmt.Sprint(s.Name, " ", s.DurNS/1000))
+		}
+	}
+	if want := []string{"prefill 2000", "prefill 2500", "prefill_sample 250", "prefill_sync 150"}; !slices.Equal(got, want) || l.NegativeSpans != 0 {
+		t.Errorf("%q and %d negative spans, want %q", got, l.NegativeSpans, want)
+	}
+	c[1].StageNS = nil // one device runs one step at a time
+	if l := Merge(ps, clocks()); l.NegativeSpans != 1 {
+		t.Errorf("%d negative spans where a device ran two steps at the same time", l.NegativeSpans)
+	}
+}
+
 func TestGoldenLine(t *testing.T) {
 	line := append(Append(nil, Merge(withSteps(), clocks())), '\n')
 	if !json.Valid(line) {
@@ -514,8 +571,10 @@ func TestGoldenLine(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add(Append(nil, Merge(withSteps(), clocks())))
 	f.Add(Append(nil, Merge(withSteps(), drifting())))
-	f.Add([]byte(`{"schema":"meridian.timeline/1","phases":[null,{"clock":{"state":"none"},"stamps_ns":[[null,3],null,[1,2,3]],"tokens":[1],"chunks":{"a":[1,2],"b":[]}}]}`))
+	f.Add(before(f))
+	f.Add([]byte(`{"schema":"meridian.timeline/1","phases":[null,{"clock":{"state":"none"},"stamps_ns":[[null,3],null,[1,2,3]],"tokens":[1],"chunks":{"a":[1,2],"b":[]}},{"clock":["a.b","synced",1,2,null,3,4,"x",5],"chunks":[[1],[2],[3],[4],[5],[6],[7,8],[9]]},{"clock":["a.b","none"]}]}`))
 	f.Add([]byte(`{"schema":"meridian.timeline/1","spans":{"node":[0,[1,0],"a>b"],"name":["x","y","z","w"],"gap_ns":[-1,0,9]},"attempts":[{}],"decision":{"candidates":{"score":[1,2],"node":["a"],"load_age_ns":[null]}}}`))
+	f.Add([]byte(`{"schema":"meridian.timeline/1","router":"r","spans":{"node":[0,[1,0],"a>b"],"name":["x","y","z"],"dur_ns":[1,2,3],"gap_ns":[0,7],"bound_ns":[4,5]},"attempts":[{}],"decision":{"candidates":[["a","b"],[1,0.5],[1,2],[3,4],[null,5],[],[6,7],[8,null],[9]]}}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		l, err := Parse(b)
 		if err != nil {
@@ -556,28 +615,4 @@ func BenchmarkMerge(b *testing.B) {
 			Parse(buf)
 		}
 	})
-}
-
-// BenchmarkLongRequest merges, writes and reads a request of 4,000 steps.
-func BenchmarkLongRequest(b *testing.B) {
-	ps := parts(ring())
-	ps[2].Record.StepMessages = 1
-	st := &infer.Steps{}
-	for i := range 4000 {
-		t := t0 + genShift + int64(i)*2*ms
-		st.Step, st.Iter = append(st.Step, int32(i)), append(st.Iter, int64(i+90))
-		st.ForwardStartNS, st.ForwardEndNS = append(st.ForwardStartNS, t), append(st.ForwardEndNS, t+ms)
-		st.SampleEndNS, st.TokenNS = append(st.SampleEndNS, t+ms+9), append(st.TokenNS, t+ms+99)
-		st.KVTokens, st.BatchSize = append(st.KVTokens, int32(i+700)), append(st.BatchSize, 3)
-	}
-	ps[2].Steps = st
-	c := clocks()
-	var buf []byte
-	for b.Loop() {
-		buf = Append(buf[:0], Merge(ps, c))
-		if _, err := Parse(buf); err != nil {
-			b.Fatal(err)
-		}
-	}
-	b.ReportMetric(float64(len(buf)), "B/line")
 }

@@ -37,11 +37,15 @@ func phaseIdentity(r *jsonline.Reader, key string, p *Phase) bool {
 	case "disagg_request_id":
 		p.Disagg = r.IntString()
 	case "clock":
-		p.Clock = parsePhaseClock(r)
+		parsePhaseClock(r, p)
+	case "rank_clock":
+		p.Rank = parseRankClock(r)
 	case "peer":
 		p.Peer = r.String()
 	case "bytes":
 		p.Bytes = r.Int()
+	case "fetched_tokens":
+		p.Fetched = int(r.Int())
 	default:
 		return false
 	}
@@ -55,9 +59,7 @@ func phaseBody(r *jsonline.Reader, key string, p *Phase) bool {
 	case "transfer_ns":
 		p.Transfer = parseStamps(r, transferNames[:])
 	case "tokens":
-		var prompt, cached, output int64
-		parseRow(r, &prompt, &cached, &output)
-		p.Tokens = phase.Tokens{Prompt: int(prompt), Cached: int(cached), Output: int(output)}
+		p.Tokens = parseTokens(r)
 	case "kv_blocks":
 		var total, fresh, reused, partial, missed int64
 		if parseRow(r, &total, &fresh, &reused, &partial, &missed) {
@@ -71,7 +73,7 @@ func phaseBody(r *jsonline.Reader, key string, p *Phase) bool {
 			p.KV.HostBlocks, p.KV.DiskBlocks = int(host), int(disk)
 		}
 	case "chunks":
-		p.Chunks = parseColumns(r)
+		p.Chunks = parseChunks(r)
 	case "steps":
 		p.Steps = parseColumns(r)
 	case "step_messages":
@@ -90,7 +92,7 @@ func phaseBody(r *jsonline.Reader, key string, p *Phase) bool {
 		p.Preemptions = int(r.Int())
 	case "preempted_ns":
 		p.PreemptedNS = r.Int()
-	case "pushed_offset_ns":
+	case "pushed_offset_ns": // before it was in the clock's row
 		p.PushedNS = r.IntPtr()
 	case "energy_j":
 		if !r.Null() {
@@ -103,9 +105,15 @@ func phaseBody(r *jsonline.Reader, key string, p *Phase) bool {
 	return true
 }
 
-func parsePhaseClock(r *jsonline.Reader) (c PhaseClock) {
+// parsePhaseClock reads the row of a clock, or the object that lines had before.
+func parsePhaseClock(r *jsonline.Reader, p *Phase) {
+	if r.Next() == '[' {
+		parseClockRow(r, p)
+		return
+	}
+	c := &p.Clock
 	if !r.Object() {
-		return c
+		return
 	}
 	for key, ok := r.Key(); ok; key, ok = r.Key() {
 		switch key {
@@ -127,7 +135,55 @@ func parsePhaseClock(r *jsonline.Reader) (c PhaseClock) {
 			r.Skip()
 		}
 	}
-	return c
+}
+
+func parseRankClock(r *jsonline.Reader) *RankClock {
+	if !r.Array() {
+		return nil
+	}
+	k := new(RankClock)
+	for i := 0; r.Item(); i++ {
+		switch i {
+		case 0:
+			k.ID = clock.ID(r.String())
+		case 1:
+			k.State = r.String()
+		case 2:
+			k.BoundNS = r.Int()
+		case 3:
+			k.OffsetNS = r.Int()
+		default: // of a later version
+			r.Skip()
+		}
+	}
+	return k
+}
+
+func parseClockRow(r *jsonline.Reader, p *Phase) {
+	c := &p.Clock
+	r.Array()
+	for i := 0; r.Item(); i++ {
+		switch i {
+		case 0:
+			c.ID = clock.ID(r.String())
+		case 1:
+			c.State = r.String()
+		case 2:
+			c.BoundNS = r.IntPtr()
+		case 3:
+			c.OffsetNS = r.IntPtr()
+		case 4:
+			p.PushedNS = r.IntPtr()
+		case 5:
+			c.SkewPPB = r.Int()
+		case 6:
+			c.AtNS = r.Int()
+		case 7:
+			c.Via = r.String()
+		default: // of a later version
+			r.Skip()
+		}
+	}
 }
 
 // ofLine, peerOfLine and itersOfChunks mark what is told elsewhere.
@@ -189,6 +245,26 @@ func parseRow(r *jsonline.Reader, values ...*int64) bool {
 	return true
 }
 
+// parseTokens reads prompt, cached and output.
+func parseTokens(r *jsonline.Reader) (t phase.Tokens) {
+	if !r.Array() {
+		return t
+	}
+	for i := 0; r.Item(); i++ {
+		switch i {
+		case 0:
+			t.Prompt, t.NoPrompt = phase.ParseCount(r)
+		case 1:
+			t.Cached, t.NoCached = phase.ParseCount(r)
+		case 2:
+			t.Output = int(r.Int())
+		default:
+			r.Skip()
+		}
+	}
+	return t
+}
+
 // restore fills in what phases leave to the line and to their clocks.
 func (l *Line) restore() error {
 	for i := range l.Phases {
@@ -216,23 +292,55 @@ func (l *Line) restore() error {
 
 func parseInts(r *jsonline.Reader) []int64 { return parseList(r, (*jsonline.Reader).Int) }
 
-// parseColumns reads name -> list. Lists of unequal length are cut to the shortest, so that a row is one thing.
+// parseColumns reads name -> list.
 func parseColumns(r *jsonline.Reader) *Columns {
 	if !r.Object() {
 		return nil
 	}
 	c := new(Columns)
-	shortest := -1
 	for key, ok := r.Key(); ok; key, ok = r.Key() {
-		v := parseInts(r)
 		c.Names = append(c.Names, key)
-		c.Values = append(c.Values, v)
-		if shortest < 0 || len(v) < shortest {
+		c.Values = append(c.Values, parseInts(r))
+	}
+	c.cut()
+	return c
+}
+
+// cut makes all lists as long as the shortest, so that a row is one thing.
+func (c *Columns) cut() {
+	shortest := 0
+	for i, v := range c.Values {
+		if i == 0 || len(v) < shortest {
 			shortest = len(v)
 		}
 	}
 	for i := range c.Values {
-		c.Values[i] = c.Values[i][:max(shortest, 0)]
+		c.Values[i] = c.Values[i][:shortest]
+	}
+}
+
+// parseChunks reads the columns of chunks in their order, or with their names as lines had them before.
+func parseChunks(r *jsonline.Reader) *Columns {
+	c := &Columns{Names: chunkNames, Values: make([][]int64, len(chunkNames))}
+	if r.Next() != '[' {
+		named := parseColumns(r)
+		for i, name := range chunkNames {
+			c.Values[i] = named.Column(name)
+		}
+	} else {
+		r.Array()
+		for i := 0; r.Item(); i++ {
+			if i < len(chunkNames) {
+				c.Values[i] = parseInts(r)
+			} else if cut := i - len(chunkNames); cut < 2*(infer.MaxStages-1) {
+				c.addCut(cut, parseInts(r))
+			} else { // of a later version
+				r.Skip()
+			}
+		}
+	}
+	if c.cut(); len(c.Values[0]) == 0 {
+		return nil
 	}
 	return c
 }
@@ -279,51 +387,71 @@ func parseDecision(r *jsonline.Reader) *phase.Decision {
 	return d
 }
 
-// parseCandidates reads columns; the one of nodes says how many there are.
-func parseCandidates(r *jsonline.Reader) (list []phase.Candidate) {
-	if !r.Object() {
-		return nil
-	}
-	nodes := 0
-	for key, ok := r.Key(); ok; key, ok = r.Key() {
-		set := candidateColumn(r, key)
-		if set == nil {
-			r.Skip()
-			continue
-		}
-		if !r.Array() {
-			continue
-		}
-		i := 0
-		for ; r.Item(); i++ {
-			if i == len(list) {
-				list = append(list, phase.Candidate{})
-			}
-			if !r.Null() {
-				set(&list[i])
+// parseCandidates reads columns in their order, or with their names as lines had them before. The one of nodes says how many
+// candidates there are.
+func parseCandidates(r *jsonline.Reader) []phase.Candidate {
+	c := candidates{r: r}
+	if r.Next() == '[' {
+		r.Array()
+		for i := 0; r.Item(); i++ {
+			if i < len(candidateNames) {
+				c.column(candidateNames[i])
+			} else { // of a later version
+				r.Skip()
 			}
 		}
-		if key == "node" {
-			nodes = i
+	} else if r.Object() {
+		for key, ok := r.Key(); ok; key, ok = r.Key() {
+			c.column(key)
 		}
 	}
-	if nodes == 0 {
+	if c.nodes == 0 {
 		return nil
 	}
-	return list[:nodes]
+	return c.list[:c.nodes]
 }
 
-// candidateColumn gives what reads a value of a column. nil: it is not known.
-func candidateColumn(r *jsonline.Reader, name string) func(*phase.Candidate) {
+// candidates are read column by column.
+type candidates struct {
+	r     *jsonline.Reader
+	list  []phase.Candidate
+	nodes int
+}
+
+func (c *candidates) column(name string) {
+	set := c.setter(name)
+	if set == nil {
+		c.r.Skip()
+		return
+	}
+	if !c.r.Array() {
+		return
+	}
+	i := 0
+	for ; c.r.Item(); i++ {
+		if i == len(c.list) {
+			c.list = append(c.list, phase.Candidate{})
+		}
+		if !c.r.Null() {
+			set(&c.list[i])
+		}
+	}
+	if name == "node" {
+		c.nodes = i
+	}
+}
+
+// setter gives what reads a value of a column. nil: it is not known.
+func (c *candidates) setter(name string) func(*phase.Candidate) {
 	switch name {
 	case "node":
-		return func(c *phase.Candidate) { c.Node = r.String() }
+		return func(x *phase.Candidate) { x.Node = c.r.String() }
 	case "score":
-		return func(c *phase.Candidate) { c.Score = r.Float() }
+		return func(x *phase.Candidate) { x.Score = c.r.Float() }
 	}
 	for i := range candidateColumns {
 		if col := &candidateColumns[i]; col.name == name {
-			return func(c *phase.Candidate) { col.set(c, r.Int()) }
+			return func(x *phase.Candidate) { col.set(x, c.r.Int()) }
 		}
 	}
 	return nil

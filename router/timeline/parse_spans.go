@@ -10,6 +10,7 @@ import (
 type spanColumns struct {
 	spans  []Span
 	places []place
+	bounds []int64 // see appendBounds
 }
 
 // place is where a span was: numbers as in Line.number; to is -1 where it is on one node. named: the text tells it.
@@ -22,7 +23,7 @@ type place struct {
 const usualSpans = 26
 
 func (c *spanColumns) parse(r *jsonline.Reader) []Span {
-	c.spans, c.places = c.spans[:0], c.places[:0]
+	*c = spanColumns{}
 	if !r.Object() {
 		return nil
 	}
@@ -35,12 +36,14 @@ func (c *spanColumns) parse(r *jsonline.Reader) []Span {
 			n = c.column(r, func(i int) { c.spans[i].Name = r.String() })
 		case "node":
 			n = c.column(r, func(i int) { c.parsePlace(r, i) })
-		case "gap_ns":
-			n = c.column(r, func(i int) { c.spans[i].StartNS = r.Int() })
+		case "gap_ns": // what is missing at its end is 0
+			c.column(r, func(i int) { c.spans[i].StartNS = r.Int() })
+			continue
 		case "dur_ns":
 			n = c.column(r, func(i int) { c.spans[i].DurNS = r.Int() })
 		case "bound_ns":
-			n = c.column(r, func(i int) { c.spans[i].BoundNS = r.Int() })
+			c.bounds = parseInts(r)
+			continue
 		default:
 			r.Skip()
 			continue
@@ -87,8 +90,22 @@ func (c *spanColumns) parsePlace(r *jsonline.Reader, i int) {
 	c.places = append(c.places, p)
 }
 
-// place gives the spans of l their nodes and starts.
+// place gives the spans of l their nodes, starts and bounds.
 func (c *spanColumns) place(l *Line) error {
+	if err := c.tile(l); err != nil {
+		return err
+	}
+	each := len(c.bounds) == len(c.spans)
+	for i := range c.spans {
+		if s := &c.spans[i]; len(c.bounds) > 0 && (each || s.between()) {
+			s.BoundNS, c.bounds = c.bounds[0], c.bounds[1:]
+		}
+	}
+	return nil
+}
+
+// tile gives the spans their nodes and starts.
+func (c *spanColumns) tile(l *Line) error {
 	ways := map[place]string{}
 	end := int64(0)
 	for i := range c.spans {

@@ -41,6 +41,9 @@ func (l *Line) Record(p *Phase) *phase.Record {
 		r.Transfer = l.transfer(p)
 	}
 	r.Chunks = l.chunks(p)
+	if p.Rank != nil {
+		p.Rank.restore(r)
+	}
 	return r
 }
 
@@ -75,7 +78,7 @@ func restore(fields [phase.StampCount]phase.Stamp, stamps []Stamp) {
 }
 
 func (l *Line) transfer(p *Phase) *phase.Transfer {
-	t := &phase.Transfer{Peer: p.Peer, Bytes: p.Bytes}
+	t := &phase.Transfer{Peer: p.Peer, Bytes: p.Bytes, Tokens: p.Fetched}
 	for i := range p.Transfer {
 		ns := &p.Transfer[i].Raw
 		switch p.Transfer[i].Name {
@@ -117,10 +120,14 @@ func (l *Line) chunks(p *Phase) []infer.Chunk {
 		}
 		return 0
 	}
+	cuts := 2 * (len(c.Stages()) - 1)
 	for i := range out {
 		out[i] = infer.Chunk{
 			Iter: plain("iter", i), Tokens: int(plain("tokens", i)), KVTokens: int(plain("kv_tokens", i)), BatchSize: int(plain("batch_size", i)),
 			ForwardStartNS: raw("forward_start_ns", i), ForwardEndNS: raw("forward_end_ns", i), SampleEndNS: raw("sample_end_ns", i),
+		}
+		for cut := range cuts {
+			out[i].StageNS = append(out[i].StageNS, raw(cutName(cut), i))
 		}
 	}
 	if len(out) == 0 {

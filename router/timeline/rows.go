@@ -16,6 +16,39 @@ var stampNames = func() (names [phase.StampCount]string) {
 // transferNames is the order of the row transfer_ns.
 var transferNames = [...]string{"requested_ns", "start_ns", "last_byte_ns", "installed_ns"}
 
+// chunkNames is the order of the columns of chunks. The cuts between stages follow, if there are stages.
+var chunkNames = []string{"iter", "tokens", "kv_tokens", "batch_size", "forward_start_ns", "forward_end_ns", "sample_end_ns"}
+
+// candidateColumns is the order of the columns of candidates after the first, which has their nodes. Scores are its second.
+var candidateColumns = [...]struct {
+	name string
+	get  func(*phase.Candidate) (v int64, ok bool)
+	set  func(*phase.Candidate, int64)
+}{
+	{"running", func(c *phase.Candidate) (int64, bool) { return int64(c.Running), true }, func(c *phase.Candidate, v int64) { c.Running = int(v) }},
+	{"waiting", func(c *phase.Candidate) (int64, bool) { return int64(c.Waiting), true }, func(c *phase.Candidate, v int64) { c.Waiting = int(v) }},
+	{"load_age_ns", func(c *phase.Candidate) (int64, bool) { return known(c.LoadAgeNS) }, func(c *phase.Candidate, v int64) { c.LoadAgeNS = &v }},
+	{"queued_tokens", func(c *phase.Candidate) (int64, bool) { return int64(c.QueuedTokens), true }, func(c *phase.Candidate, v int64) { c.QueuedTokens = int(v) }},
+	{"reserved", func(c *phase.Candidate) (int64, bool) { return int64(c.Reserved), true }, func(c *phase.Candidate, v int64) { c.Reserved = int(v) }},
+	{"matched_tokens", func(c *phase.Candidate) (int64, bool) { return known(c.MatchedTokens) }, func(c *phase.Candidate, v int64) { c.MatchedTokens = &v }},
+}
+
+// candidateNames is that order.
+var candidateNames = func() []string {
+	names := []string{"node", "score"}
+	for _, c := range candidateColumns {
+		names = append(names, c.name)
+	}
+	return names
+}()
+
+func known(v *int64) (int64, bool) {
+	if v == nil {
+		return 0, false
+	}
+	return *v, true
+}
+
 // is says whether c is the reference clock itself, which needs no conversion.
 func (c *PhaseClock) is(reference clock.ID) bool {
 	return c.ID == reference && c.State == clock.Identity && c.OffsetNS != nil && *c.OffsetNS == 0 && c.BoundNS != nil && *c.BoundNS == 0 &&

@@ -94,7 +94,7 @@ func since(from, to *int64) *int64 {
 }
 
 func (m *merger) span(name string, from, to end) {
-	sp := Span{Name: name, Node: from.src.Record.Node, StartNS: from.at, DurNS: to.at - from.at}
+	sp := Span{Name: name, Node: from.src.Record.Node, StartNS: from.at, DurNS: to.at - from.at, BoundNS: from.src.same()}
 	if from.src != to.src {
 		sp.Node = m.way(from.src.Record.Node, to.src.Record.Node)
 		sp.BoundNS = from.bound + to.bound
@@ -120,20 +120,28 @@ func (m *merger) way(from, to string) string {
 	return m.ways[len(m.ways)-1]
 }
 
-// prefill makes a span of each chunk's forward, of each wait between two chunks, and of the sampling after the last.
+// prefill makes a span of each chunk's forward, of each wait between two chunks, and of the sampling after the last. In a pipeline
+// a chunk enters the first stage while the one before is in the next: its span is what follows the end of that one.
 func (m *merger) prefill(ch chain, st *stage) {
 	s := ch.who(st.from[0])
 	at := func(ns int64) end { return end{point: s.place(ns), src: s} }
 	chunks := s.Record.Chunks
+	last := end{} // of the chunk before, where that has taken the start of this one
 	for i := range chunks {
 		c := &chunks[i]
 		start, forward := at(c.ForwardStartNS), at(c.ForwardEndNS)
 		if !start.ok || !forward.ok {
 			return
 		}
+		if last.ok {
+			start = last
+		}
 		m.span("prefill", start, forward)
-		if i+1 < len(chunks) {
-			if next := at(chunks[i+1].ForwardStartNS); next.ok {
+		if last = (end{}); i+1 < len(chunks) {
+			next := at(chunks[i+1].ForwardStartNS)
+			if next.ok && next.at < forward.at && len(chunks[i+1].StageNS) > 0 {
+				last = forward
+			} else if next.ok {
 				m.span("prefill_wait", forward, next)
 			}
 		} else if done := at(c.SampleEndNS); done.ok {

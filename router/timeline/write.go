@@ -20,7 +20,7 @@ func Append(dst []byte, l *Line) []byte {
 		appendViolation(&w, &l.Violations[i])
 	}
 	w.Close(']')
-	appendTokens(&w, l.Tokens)
+	phase.AppendTokens(&w, l.Tokens)
 	if l.Handover != nil {
 		appendHandover(&w, l.Handover)
 	}
@@ -104,14 +104,6 @@ func appendViolation(w *jsonline.Writer, v *Violation) {
 	w.Int("event_ns", v.EventNS)
 	w.Int("bound_ns", v.BoundNS)
 	w.Int("excess_ns", v.ExcessNS)
-	w.Close('}')
-}
-
-func appendTokens(w *jsonline.Writer, t phase.Tokens) {
-	w.OpenKey("tokens", '{')
-	w.Int("prompt", int64(t.Prompt))
-	w.Int("cached", int64(t.Cached))
-	w.Int("output", int64(t.Output))
 	w.Close('}')
 }
 

@@ -1,6 +1,7 @@
 package timeline
 
 import (
+	"slices"
 	"strconv"
 
 	"meridian.internal/shared/jsonline"
@@ -17,13 +18,26 @@ func appendPhase(w *jsonline.Writer, l *Line, p *Phase) {
 	if p.Disagg != l.DisaggRequestID {
 		appendID(w, p.Disagg)
 	}
-	if !p.Clock.is(l.Reference) {
-		appendClock(w, &p.Clock)
+	if p.PushedNS != nil || !p.Clock.is(l.Reference) {
+		appendClock(w, &p.Clock, p.PushedNS)
+	}
+	if k := p.Rank; k != nil {
+		w.OpenKey("rank_clock", '[')
+		w.ItemStr(string(k.ID))
+		w.ItemStr(k.State)
+		w.ItemInt(k.BoundNS)
+		w.ItemInt(k.OffsetNS)
+		w.Close(']')
 	}
 	c := converter{&p.Clock, l.StartNS}
 	appendStamps(w, "stamps_ns", stampNames[:], p.Stamps, c)
 	if p.Role != phase.Disagg || p.Tokens != l.Tokens {
-		appendRow(w, "tokens", int64(p.Tokens.Prompt), int64(p.Tokens.Cached), int64(p.Tokens.Output))
+		prompt, cached := p.Tokens.Known()
+		w.OpenKey("tokens", '[')
+		w.ItemPtr(prompt)
+		w.ItemPtr(cached)
+		w.ItemInt(int64(p.Tokens.Output))
+		w.Close(']')
 	}
 	if k := p.KV; k != nil {
 		appendRow(w, "kv_blocks", int64(k.AllocTotalBlocks), int64(k.AllocNewBlocks), int64(k.ReusedBlocks), int64(k.PartialBlocks), int64(k.MissedBlocks))
@@ -42,7 +56,8 @@ func appendPhase(w *jsonline.Writer, l *Line, p *Phase) {
 	if p.Bytes != bytes {
 		w.Int("bytes", p.Bytes)
 	}
-	appendColumns(w, "chunks", p.Chunks)
+	w.OptInt("fetched_tokens", int64(p.Fetched))
+	appendChunks(w, p.Chunks)
 	appendColumns(w, "steps", p.Steps)
 	w.OptInt("step_messages", int64(p.StepMessages))
 	w.OptInt("truncated", p.Truncated)
@@ -57,7 +72,6 @@ func appendPhase(w *jsonline.Writer, l *Line, p *Phase) {
 	}
 	w.OptInt("preemptions", int64(p.Preemptions))
 	w.OptInt("preempted_ns", p.PreemptedNS)
-	w.PtrInt("pushed_offset_ns", p.PushedNS)
 	if p.EnergyJ != nil {
 		w.Float("energy_j", *p.EnergyJ)
 	}
@@ -69,16 +83,46 @@ func appendID(w *jsonline.Writer, id int64) {
 	w.B = append(strconv.AppendInt(append(w.B, '"'), id, 10), '"')
 }
 
-func appendClock(w *jsonline.Writer, c *PhaseClock) {
-	w.OpenKey("clock", '{')
-	w.Str("id", string(c.ID))
-	w.Str("state", c.State)
-	w.NullInt("offset_ns", c.OffsetNS)
-	w.OptInt("skew_ppb", c.SkewPPB)
-	w.OptInt("at_ns", c.AtNS)
-	w.NullInt("bound_ns", c.BoundNS)
-	w.OptStr("via", c.Via)
-	w.Close('}')
+// appendClock writes the clock's row. What clocks mostly lack is at its end, and left out there.
+func appendClock(w *jsonline.Writer, c *PhaseClock, pushed *int64) {
+	w.OpenKey("clock", '[')
+	w.ItemStr(string(c.ID))
+	w.ItemStr(c.State)
+	skewed := c.SkewPPB != 0 || c.AtNS != 0 || c.Via != ""
+	if skewed || pushed != nil || c.OffsetNS != nil || c.BoundNS != nil {
+		w.ItemPtr(c.BoundNS)
+		w.ItemPtr(c.OffsetNS)
+	}
+	if skewed || pushed != nil {
+		w.ItemPtr(pushed)
+	}
+	if skewed {
+		w.ItemInt(c.SkewPPB)
+		w.ItemInt(c.AtNS)
+	}
+	if c.Via != "" {
+		w.ItemStr(c.Via)
+	}
+	w.Close(']')
+}
+
+func appendChunks(w *jsonline.Writer, c *Columns) {
+	if c == nil {
+		return
+	}
+	w.OpenKey("chunks", '[')
+	for _, values := range c.Values {
+		appendItems(w, values)
+	}
+	w.Close(']')
+}
+
+func appendItems(w *jsonline.Writer, values []int64) {
+	w.Open('[')
+	for _, v := range values {
+		w.ItemInt(v)
+	}
+	w.Close(']')
 }
 
 func appendRow(w *jsonline.Writer, key string, values ...int64) {
@@ -99,14 +143,14 @@ func appendStamps(w *jsonline.Writer, key string, names []string, list []Stamp, 
 		}
 		s := list[0]
 		if s.Name != name {
-			appendNull(w)
+			w.ItemPtr(nil)
 			continue
 		}
 		list = list[1:]
 		switch {
 		case s.Ref == nil:
 			w.Open('[')
-			appendNull(w)
+			w.ItemPtr(nil)
 			w.ItemInt(s.Raw)
 			w.Close(']')
 		case c.raw(*s.Ref) != s.Raw:
@@ -121,14 +165,7 @@ func appendStamps(w *jsonline.Writer, key string, names []string, list []Stamp, 
 	w.Close(']')
 }
 
-func appendNull(w *jsonline.Writer) {
-	if c := w.B[len(w.B)-1]; c != '[' {
-		w.B = append(w.B, ',')
-	}
-	w.B = append(w.B, "null"...)
-}
-
-// appendDecision writes the decision with its candidates as columns.
+// appendDecision writes the decision with its candidates as columns whose order is fixed.
 func appendDecision(w *jsonline.Writer, d *phase.Decision) {
 	w.OpenKey("decision", '{')
 	phase.AppendChoice(w, d)
@@ -139,58 +176,31 @@ func appendDecision(w *jsonline.Writer, d *phase.Decision) {
 }
 
 func appendCandidates(w *jsonline.Writer, list []phase.Candidate) {
-	w.OpenKey("candidates", '{')
-	w.OpenKey("node", '[')
+	w.OpenKey("candidates", '[')
+	w.Open('[')
 	for i := range list {
 		w.ItemStr(list[i].Node)
 	}
 	w.Close(']')
-	w.OpenKey("score", '[')
+	w.Open('[')
 	for i := range list {
-		if i > 0 {
-			w.B = append(w.B, ',')
-		}
-		w.B = jsonline.AppendFloat(w.B, list[i].Score)
+		w.ItemFloat(list[i].Score)
 	}
 	w.Close(']')
-	looked := false
-	for i := range list {
-		looked = looked || list[i].MatchedTokens != nil
+	columns := candidateColumns[:]
+	if !slices.ContainsFunc(list, func(c phase.Candidate) bool { return c.MatchedTokens != nil }) { // nobody looked
+		columns = columns[:len(columns)-1]
 	}
-	for _, c := range candidateColumns {
-		if c.name == "matched_tokens" && !looked {
-			continue
-		}
-		w.OpenKey(c.name, '[')
+	for _, c := range columns {
+		w.Open('[')
 		for i := range list {
 			if v, ok := c.get(&list[i]); ok {
 				w.ItemInt(v)
 			} else {
-				appendNull(w)
+				w.ItemPtr(nil)
 			}
 		}
 		w.Close(']')
 	}
-	w.Close('}')
-}
-
-// candidateColumns are the whole numbers of a candidate.
-var candidateColumns = []struct {
-	name string
-	get  func(*phase.Candidate) (v int64, ok bool)
-	set  func(*phase.Candidate, int64)
-}{
-	{"running", func(c *phase.Candidate) (int64, bool) { return int64(c.Running), true }, func(c *phase.Candidate, v int64) { c.Running = int(v) }},
-	{"waiting", func(c *phase.Candidate) (int64, bool) { return int64(c.Waiting), true }, func(c *phase.Candidate, v int64) { c.Waiting = int(v) }},
-	{"load_age_ns", func(c *phase.Candidate) (int64, bool) { return known(c.LoadAgeNS) }, func(c *phase.Candidate, v int64) { c.LoadAgeNS = &v }},
-	{"queued_tokens", func(c *phase.Candidate) (int64, bool) { return int64(c.QueuedTokens), true }, func(c *phase.Candidate, v int64) { c.QueuedTokens = int(v) }},
-	{"reserved", func(c *phase.Candidate) (int64, bool) { return int64(c.Reserved), true }, func(c *phase.Candidate, v int64) { c.Reserved = int(v) }},
-	{"matched_tokens", func(c *phase.Candidate) (int64, bool) { return known(c.MatchedTokens) }, func(c *phase.Candidate, v int64) { c.MatchedTokens = &v }},
-}
-
-func known(v *int64) (int64, bool) {
-	if v == nil {
-		return 0, false
-	}
-	return *v, true
+	w.Close(']')
 }

@@ -20,25 +20,53 @@ func appendSpans(w *jsonline.Writer, l *Line) {
 		appendPlace(w, l, spans[i].Node)
 	}
 	w.Close(']')
-	w.OpenKey("gap_ns", '[')
-	end := int64(0)
-	for i := range spans {
-		w.ItemInt(spans[i].StartNS - end)
-		end = spans[i].StartNS + spans[i].DurNS
-	}
-	w.Close(']')
+	appendGaps(w, spans)
 	w.OpenKey("dur_ns", '[')
 	for i := range spans {
 		w.ItemInt(spans[i].DurNS)
 	}
 	w.Close(']')
-	w.OpenKey("bound_ns", '[')
-	for i := range spans {
-		w.ItemInt(spans[i].BoundNS)
-	}
-	w.Close(']')
+	appendBounds(w, spans)
 	w.Close('}')
 }
+
+// appendGaps writes the column of gaps up to the last one that is not 0.
+func appendGaps(w *jsonline.Writer, spans []Span) {
+	w.OpenKey("gap_ns", '[')
+	end, zeros := int64(0), 0
+	for i := range spans {
+		gap := spans[i].StartNS - end
+		end = spans[i].StartNS + spans[i].DurNS
+		if gap == 0 {
+			zeros++
+			continue
+		}
+		for ; zeros > 0; zeros-- {
+			w.ItemInt(0)
+		}
+		w.ItemInt(gap)
+	}
+	w.Close(']')
+}
+
+// appendBounds writes the bounds of the spans between two nodes: the others lie on one clock and are exact. Where one of these
+// has a bound all the same, it writes a bound for each.
+func appendBounds(w *jsonline.Writer, spans []Span) {
+	all := false
+	for i := range spans {
+		all = all || spans[i].BoundNS != 0 && !spans[i].between()
+	}
+	w.OpenKey("bound_ns", '[')
+	for i := range spans {
+		if all || spans[i].between() {
+			w.ItemInt(spans[i].BoundNS)
+		}
+	}
+	w.Close(']')
+}
+
+// between says whether the span is on the way from one node to another.
+func (s *Span) between() bool { return strings.IndexByte(s.Node, '>') >= 0 }
 
 // appendPlace writes a span's node by its number, [from, to] on the way between two; a name that the line does not have
 // elsewhere as itself.

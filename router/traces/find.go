@@ -59,7 +59,7 @@ func (s *Set) findIn(ctx context.Context, path, id string) (found *timeline.Line
 		if _, f, err := openIndex(path); err == nil {
 			f.Close()
 		} else {
-			Seal(path, false) //nolint:errcheck // the folder may be read-only: then the file is read
+			_ = Seal(path, false) // the folder may be read-only: then the file is read
 		}
 	}
 	covers, found, err := lookup(path, id)

@@ -95,20 +95,27 @@ type Request struct {
 	Method  string // default POST
 	URL     string // http://host:port without a path
 	Path    string
-	Header  []byte // further lines, each with its line end; the caller vouches for them
-	Body    []byte
-	Tail    []byte // sent after Body; together they are the body
-	Foreign bool   // the node is none of the cluster: it does not get Options.Authorization
+	Header  []byte   // further lines, each with its line end; the caller vouches for them
+	Body    [][]byte // pieces, in their order
+	Tail    []byte   // sent after Body; together they are the body
+	Foreign bool     // the node is none of the cluster: it does not get Options.Authorization
 }
 
 // copyBelow is the size up to which a body is copied behind its head: one write of one piece is cheaper then.
 const copyBelow = 16 << 10
 
-func (r *Request) length() int { return len(r.Body) + len(r.Tail) }
+func (r *Request) length() int {
+	n := len(r.Tail)
+	for _, piece := range r.Body {
+		n += len(piece)
+	}
+	return n
+}
 
 type conn struct {
 	*sock.Conn
 	host  *host
+	cut   func() // closes it: what the end of a request's context does
 	used  bool
 	since time.Time // idle since
 }
@@ -125,14 +132,17 @@ func (c *Client) Do(ctx context.Context, req *Request) (*Response, error) {
 	*buf = c.appendHead((*buf)[:0], h.Host, req)
 	small := req.length() <= copyBelow
 	if small {
-		*buf = append(append(*buf, req.Body...), req.Tail...)
+		for _, piece := range req.Body {
+			*buf = append(*buf, piece...)
+		}
+		*buf = append(*buf, req.Tail...)
 	}
 	send := func(cn *conn) error { // again on another connection, if need be
 		if small {
 			_, err := cn.Write(*buf)
 			return err
 		}
-		pieces := net.Buffers{*buf, req.Body, req.Tail} // writing consumes them
+		pieces := append(append(net.Buffers{*buf}, req.Body...), req.Tail) // writing consumes them
 		_, err := pieces.WriteTo(cn.Conn.Conn)
 		return err
 	}
@@ -232,7 +242,9 @@ func (c *Client) dial(ctx context.Context, u *host) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &conn{Conn: sock.New(nc), host: u}, nil
+	cn := &conn{Conn: sock.New(nc), host: u}
+	cn.cut = func() { _ = cn.Close() }
+	return cn, nil
 }
 
 var (
@@ -241,7 +253,7 @@ var (
 )
 
 func (c *Client) exchange(ctx context.Context, cn *conn, send func(*conn) error) (*Response, error) {
-	stop := context.AfterFunc(ctx, func() { _ = cn.Close() })
+	stop := context.AfterFunc(ctx, cn.cut)
 	fail := func(err error) (*Response, error) {
 		stop()
 		_ = cn.Close()

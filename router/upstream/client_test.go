@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +19,7 @@ import (
 
 func get(t *testing.T, c *Client, url, body string) (int, string) {
 	t.Helper()
-	res, err := c.Do(t.Context(), &Request{URL: url, Path: "/x", Body: []byte(body), Header: []byte("X-A: b\r\n")})
+	res, err := c.Do(t.Context(), &Request{URL: url, Path: "/x", Body: [][]byte{[]byte(body)}, Header: []byte("X-A: b\r\n")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +85,7 @@ func TestDoSpeaksWithNetHTTP(t *testing.T) {
 	}
 }
 
-func TestALargeBodyInTwoParts(t *testing.T) {
+func TestABodyInPieces(t *testing.T) {
 	var got atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -96,7 +97,7 @@ func TestALargeBodyInTwoParts(t *testing.T) {
 	c := New(Options{})
 	defer c.Close()
 	for _, n := range []int{1, copyBelow, 1 << 20} {
-		res, err := c.Do(t.Context(), &Request{URL: s.URL, Path: "/", Body: []byte(strings.Repeat("x", n)), Tail: []byte("tail")})
+		res, err := c.Do(t.Context(), &Request{URL: s.URL, Path: "/", Body: [][]byte{[]byte(strings.Repeat("x", n-1)), []byte("x")}, Tail: []byte("tail")})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +150,7 @@ func TestCancelClosesTheConnection(t *testing.T) {
 	defer s.Close()
 	c := New(Options{})
 	ctx, cancel := context.WithCancelCause(t.Context())
-	res, err := c.Do(ctx, &Request{URL: s.URL, Path: "/", Body: []byte("x")})
+	res, err := c.Do(ctx, &Request{URL: s.URL, Path: "/", Body: [][]byte{[]byte("x")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +178,7 @@ func TestDoRefusesBadTargets(t *testing.T) {
 }
 
 // parse reads one answer from bytes, as a server that closes afterwards would send it.
-func parse(in string) (*Response, []byte, error) {
+func parse(in string, read func(*Response) ([]byte, error)) (*Response, []byte, error) {
 	a, b := net.Pipe()
 	go func() { io.WriteString(b, in); b.Close() }()
 	c := New(Options{MaxIdle: 1})
@@ -187,9 +188,12 @@ func parse(in string) (*Response, []byte, error) {
 	if err := r.readHead(); err != nil {
 		return nil, nil, err
 	}
-	body, err := io.ReadAll(r)
+	body, err := read(r)
 	return r, body, err
 }
+
+func whole(r *Response) ([]byte, error)   { return io.ReadAll(r) }
+func inParts(r *Response) ([]byte, error) { return pieces(r, r.Fill) }
 
 func TestParseAnswers(t *testing.T) {
 	const ok = "HTTP/1.1 200 OK\r\n"
@@ -218,11 +222,52 @@ func TestParseAnswers(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			_, body, err := parse(c.in)
-			if string(body) != c.body || !errors.Is(err, c.err) {
-				t.Errorf("got %q, %v; want %q, %v", body, err, c.body, c.err)
+			for _, read := range []func(*Response) ([]byte, error){whole, inParts} {
+				_, body, err := parse(c.in, read)
+				if string(body) != c.body || !errors.Is(err, c.err) {
+					t.Errorf("got %q, %v; want %q, %v", body, err, c.body, c.err)
+				}
 			}
 		})
+	}
+}
+
+// pieces reads a body as a relay does: what is here, then more.
+func pieces(r *Response, fill func() error) (body []byte, err error) {
+	for {
+		b, err := r.Next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return body, nil
+		case err != nil:
+			return body, err
+		case len(b) == 0:
+			_ = fill() // Next says what it met
+		}
+		body = append(body, b...)
+	}
+}
+
+func TestAStreamThatWaitsHoldsNothing(t *testing.T) {
+	a, b := net.Pipe()
+	defer b.Close()
+	go func() { _, _ = io.WriteString(b, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n") }()
+	r := &Response{client: New(Options{}), conn: &conn{Conn: sock.New(a), host: &host{}}, ctx: context.Background(), stop: func() bool { return true }}
+	defer r.Close()
+	if err := r.readHead(); err != nil {
+		t.Fatal(err)
+	}
+	for got := ""; got != "abc"; {
+		piece, err := r.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got += string(piece); len(piece) == 0 {
+			_ = r.Fill() // Next says what it met
+		}
+	}
+	if rest := r.conn.Buffered(); len(rest) > 0 {
+		t.Errorf("%q is held until the next chunk", rest)
 	}
 }
 
@@ -230,7 +275,11 @@ func FuzzParse(f *testing.F) {
 	f.Add("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
 	f.Add("HTTP/1.0 503 no\nContent-Length: 2\n\nab")
 	f.Fuzz(func(t *testing.T, in string) {
-		_, _, err := parse(in)
+		_, body, err := parse(in, whole)
+		_, same, again := parse(in, inParts)
+		if !bytes.Equal(body, same) || (err == nil) != (again == nil) {
+			t.Errorf("whole: %q, %v; in pieces: %q, %v", body, err, same, again)
+		}
 		if err != nil && !errors.Is(err, ErrProtocol) && !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("undocumented error %v", err)
 		}

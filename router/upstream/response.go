@@ -8,6 +8,7 @@ import (
 	"io"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -33,7 +34,7 @@ type Response struct {
 
 	chunked  bool
 	length   int64 // rest of the body or of the chunk; -1: until the connection closes
-	started  bool  // a chunk was read: its line end is next
+	started  bool  // a chunk was read, but not the line end behind it
 	keep     bool
 	finished bool
 	failed   error // of an earlier read; it stays
@@ -175,20 +176,108 @@ func (r *Response) Read(p []byte) (int, error) {
 		m, err = r.read(p[n:])
 		n += m
 	}
-	switch {
-	case errors.Is(err, io.EOF):
-		r.finish()
-		if n > 0 {
-			return n, nil
-		}
-		return 0, io.EOF
-	case err != nil:
-		if r.failed = err; n == 0 {
-			return 0, withCause(r.ctx, err)
+	if err != nil {
+		if err = r.ended(err); n == 0 {
+			return 0, err
 		}
 	}
 	return n, nil
 }
+
+// Next takes the next piece of the body that is here already: none when there is nothing, io.EOF after the last. It never waits,
+// and what it gives is valid until the next call.
+func (r *Response) Next() ([]byte, error) {
+	switch {
+	case r.finished:
+		return nil, io.EOF
+	case r.failed != nil:
+		return nil, withCause(r.ctx, r.failed)
+	}
+	if r.chunked && r.length == 0 {
+		if size, used := nextSize(r.conn.Buffered(), r.started); used > 0 {
+			r.conn.Discard(used)
+			r.started, r.length = true, size
+		} else if !r.Ready() {
+			return nil, nil
+		} else if err := r.nextChunk(); err != nil {
+			return nil, r.ended(err)
+		}
+	}
+	if r.length == 0 {
+		return nil, r.ended(io.EOF)
+	}
+	b := r.conn.Buffered()
+	if r.length > 0 {
+		b = b[:min(int64(len(b)), r.length)]
+		r.length -= int64(len(b))
+	}
+	r.conn.Discard(len(b))
+	if rest := r.conn.Buffered(); r.chunked && r.length == 0 && len(rest) >= 2 && rest[0] == '\r' && rest[1] == '\n' {
+		r.conn.Discard(2) // a stream that waits holds no buffer for it
+		r.started = false
+	}
+	return b, nil
+}
+
+// nextSize reads the size of the next chunk in its usual form: digits between two line ends, the first of which belongs to the
+// chunk before. used is 0 where it is of another form, of the last chunk, or not all here.
+func nextSize(b []byte, started bool) (size int64, used int) {
+	if started {
+		if len(b) < 2 || b[0] != '\r' || b[1] != '\n' {
+			return 0, 0
+		}
+		used = 2
+	}
+	for ; used < len(b) && size < 1<<32; used++ {
+		switch c := b[used]; {
+		case c >= '0' && c <= '9':
+			size = size<<4 + int64(c-'0')
+		case c >= 'a' && c <= 'f':
+			size = size<<4 + int64(c-'a'+10)
+		case c == '\r' && size > 0 && used+1 < len(b) && b[used+1] == '\n':
+			return size, used + 2
+		default:
+			return 0, 0
+		}
+	}
+	return 0, 0
+}
+
+// Fill waits until there is more of the body, or its end, for Next.
+func (r *Response) Fill() error { return r.filled(r.conn.Fill) }
+
+// FillNow reads what has come of the body, without waiting, for Next. It needs a socket.
+func (r *Response) FillNow() error { return r.filled(r.conn.FillNow) }
+
+func (r *Response) filled(fill func() error) error {
+	if r.finished || r.failed != nil {
+		return nil // Next says so
+	}
+	err := fill()
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, io.EOF) && (r.chunked || r.length >= 0):
+		err = io.ErrUnexpectedEOF
+	}
+	return r.ended(err)
+}
+
+// ended ends the reading of the body, and says why.
+func (r *Response) ended(err error) error {
+	if errors.Is(err, io.EOF) {
+		r.finish()
+		return io.EOF
+	}
+	r.failed = err
+	return withCause(r.ctx, err)
+}
+
+// Socket is what the body comes from; nil where that is no bare socket. A reader that has it waits for it by other means than Fill.
+func (r *Response) Socket() syscall.RawConn { return r.conn.Raw() }
+
+// Rest gives back the memory for what was read, if nothing is left of it. A reader that does not wait in Fill calls it.
+func (r *Response) Rest() { r.conn.Release() }
 
 // Ready tells whether Read would return something without waiting. It may say no while it would.
 func (r *Response) Ready() bool {
@@ -209,6 +298,9 @@ func (r *Response) Ready() bool {
 		i := bytes.IndexByte(b, '\n')
 		if i < 0 {
 			return false
+		}
+		if lines == 2 && len(bytes.TrimSuffix(b[:i], []byte("\r"))) > 0 {
+			return true // the error
 		}
 		if lines == 1 && b[0] == '0' && bytes.IndexByte(b[i+1:], '\n') < 0 {
 			return false // the last chunk has an empty line behind it

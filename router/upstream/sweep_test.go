@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"errors"
 	"io"
 	"net"
 	"testing"
@@ -24,7 +25,7 @@ func TestIdleConnectionsAreClosedWithoutFurtherTraffic(t *testing.T) {
 		if c.Idle() != 0 {
 			t.Fatalf("%d idle connections after 10 s, want 0", c.Idle())
 		}
-		if _, err := theirs.Read(make([]byte, 1)); err != io.EOF {
+		if _, err := theirs.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 			t.Errorf("the other side reads %v, want EOF", err)
 		}
 	})

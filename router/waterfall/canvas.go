@@ -37,9 +37,12 @@ func (c *canvas) set(x int, r rune, col colour) {
 	}
 }
 
+// cell is the one that x lies in; what lies before the first or behind the last is in a cell beside them.
+func (c *canvas) cell(x float64) int { return int(max(-1, min(x, float64(len(c.cells))))) }
+
 // bar fills [from, to), in cells, with eighths of a cell at its end. It is never invisible, and hides nothing wider.
 func (c *canvas) bar(from, to float64, col colour) {
-	first, whole := int(from), int(to)
+	first, whole := c.cell(from), c.cell(to)
 	if whole <= first && to-from < 1 {
 		if x := min(first, len(c.cells)-1); x >= 0 && c.cells[x] == ' ' {
 			c.set(x, thin(to-from), col)
@@ -49,7 +52,7 @@ func (c *canvas) bar(from, to float64, col colour) {
 	for x := max(first, 0); x < min(whole, len(c.cells)); x++ {
 		c.set(x, '█', col)
 	}
-	if rest := int((to - float64(whole)) * 8); rest > 0 {
+	if rest := int((to - float64(whole)) * 8); rest > 0 && whole < len(c.cells) {
 		c.set(whole, []rune(" ▏▎▍▌▋▊▉")[rest], col)
 	}
 }
@@ -64,7 +67,7 @@ func (c *canvas) whisker(x, bound float64, col colour) {
 	if bound < 0.75 {
 		return
 	}
-	lo, hi := int(x-bound), int(x+bound)
+	lo, hi := c.cell(x-bound), c.cell(x+bound)
 	for i := lo + 1; i < hi; i++ {
 		if i >= 0 && i < len(c.cells) && c.cells[i] != '█' {
 			c.set(i, '─', col)

@@ -58,6 +58,9 @@ func (d *drawing) pace(bars int) {
 			text += fmt.Sprintf("; in batches of %d to %d", slices.Min(batch), slices.Max(batch))
 		}
 		d.printf("%s  %s\n", strings.Repeat(" ", 18), d.paint(text, grey))
+		if text := shapeOf(p); text != "" {
+			d.printf("%s  %s\n", strings.Repeat(" ", 18), d.paint(text, grey))
+		}
 	}
 	if x := d.l.Decode; x != nil {
 		text := fmt.Sprintf("compute %s, sampling %s, waiting for the batch %s", Duration(x.ComputeNS), Duration(x.SampleNS), Duration(x.WaitNS))
@@ -66,6 +69,34 @@ func (d *drawing) pace(bars int) {
 		}
 		d.printf("%s  %s\n", strings.Repeat(" ", 18), d.paint(text, grey))
 	}
+}
+
+// shapeOf says on which rank of its node a phase ran, and what the stages of a pipeline took of a step; "" where there is one.
+func shapeOf(p *timeline.Phase) string {
+	var parts []string
+	if p.DPRank != nil {
+		parts = append(parts, fmt.Sprintf("rank %d", *p.DPRank))
+	}
+	stages := p.Steps.Stages()
+	if len(stages) > 1 {
+		parts = append(parts, fmt.Sprintf("%d stages, p50", len(stages)))
+	}
+	for i, s := range stages {
+		if len(stages) == 1 || len(s.EndNS) != len(s.StartNS) || len(s.StartNS) == 0 {
+			continue
+		}
+		took := make([]int64, len(s.StartNS))
+		for k := range took {
+			took[k] = s.EndNS[k] - s.StartNS[k]
+		}
+		slices.Sort(took)
+		if half := Duration(took[len(took)/2]); i == 0 {
+			parts[len(parts)-1] += " " + half
+		} else {
+			parts = append(parts, half)
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 // handover says what the KV transfer cost and how much of it nobody waited for.
@@ -131,18 +162,36 @@ func (d *drawing) trouble() {
 	}
 }
 
-// clocks says how each node's stamps got onto one clock.
+// clocks says how each node's stamps got onto one clock, and those of its ranks that have clocks of their own onto the node's.
 func (d *drawing) clocks() {
 	var seen []string
+	say := func(node, name, text string) {
+		if key := node + " " + name; !slices.Contains(seen, key) {
+			seen = append(seen, key)
+			d.printf("%s  %s\n", d.paint(pad(name, 18), grey), d.paint(text, grey))
+		}
+	}
 	for i := range d.l.Phases {
 		p := &d.l.Phases[i]
-		if p.Role == phase.Disagg || slices.Contains(seen, p.Node) {
+		if p.Role == phase.Disagg {
 			continue
 		}
-		seen = append(seen, p.Node)
-		d.printf("%s  %s\n", d.paint(pad("clock "+Clean(p.Node, 11), 18), grey), d.paint(clockText(p.Clock), grey))
+		say(p.Node, "clock "+Clean(p.Node, 11), clockText(p.Clock))
+		if p.Rank != nil && p.DPRank != nil {
+			say(p.Node, fmt.Sprintf("  of its rank %d", *p.DPRank), rankClockText(*p.Rank))
+		}
 	}
 	d.printf("\n")
+}
+
+func rankClockText(c timeline.RankClock) string {
+	switch c.State {
+	case "none":
+		return "not aligned: no estimate was valid; the stamps of its engine are left out"
+	case "identity":
+		return "the node's own clock, read within ±" + Duration(c.BoundNS)
+	}
+	return fmt.Sprintf("offset to the node's %s ±%s, %s", Duration(c.OffsetNS), Duration(c.BoundNS), c.State)
 }
 
 func clockText(c timeline.PhaseClock) string {

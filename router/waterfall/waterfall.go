@@ -85,7 +85,11 @@ func (d *drawing) head() {
 	if l.Tokens.Cached > 0 {
 		cached = fmt.Sprintf(" (%s cached)", Count(int64(l.Tokens.Cached)))
 	}
-	d.printf("%s\n", d.paint(fmt.Sprintf("%s%s → %s tokens", Count(int64(l.Tokens.Prompt)), cached, Count(int64(l.Tokens.Output))), grey))
+	prompt := "unknown"
+	if n, _ := l.Tokens.Known(); n != nil {
+		prompt = Count(*n)
+	}
+	d.printf("%s\n", d.paint(fmt.Sprintf("%s%s → %s tokens", prompt, cached, Count(int64(l.Tokens.Output))), grey))
 }
 
 func (d *drawing) outcome() string {
@@ -217,7 +221,8 @@ func (d *drawing) toFirstToken() {
 func (d *drawing) axis(limit int64, bars, indent int) string {
 	step := roundStep(limit, max(2, bars/14))
 	c := newCanvas(bars + 12)
-	for t := int64(0); t <= limit; t += step {
+	for i := range limit/step + 1 { // no sum of steps: it could overflow
+		t := i * step
 		x := int(float64(t) / float64(limit) * float64(bars))
 		label := "0"
 		if t > 0 {
@@ -251,7 +256,7 @@ func (d *drawing) row(r row, nodes, names, bars int, scale float64) {
 			from, to = to, from
 		}
 		if s.Name == "prefill_wait" {
-			for x := int(from) + 1; x < int(to); x++ {
+			for x := c.cell(from) + 1; x < c.cell(to); x++ {
 				c.set(x, '·', amber)
 			}
 			continue

@@ -124,3 +124,35 @@ func TestNumbersForPeople(t *testing.T) {
 		}
 	}
 }
+
+func TestRankAndStagesAreNamed(t *testing.T) {
+	l := full()
+	rank := 2
+	p := &l.Phases[2]
+	p.DPRank = &rank
+	p.Steps.Names = append(p.Steps.Names, "forward_start_ns", "forward_end_ns", "stage0_end_ns", "stage1_start_ns")
+	p.Steps.Values = append(p.Steps.Values, []int64{0, 10 * ms, 20 * ms}, []int64{5 * ms, 15 * ms, 26 * ms}, []int64{2 * ms, 12 * ms, 21 * ms}, []int64{3 * ms, 12 * ms, 22 * ms})
+	if got := draw(t, l, Options{Width: 100}); !strings.Contains(got, "rank 2, 2 stages, p50 2.00 ms, 3.00 ms\n") {
+		t.Errorf("drawn:\n%s", got)
+	}
+}
+
+func TestClocksOfRanksAreNamed(t *testing.T) {
+	for _, c := range []struct {
+		rank timeline.RankClock
+		want string
+	}{
+		{timeline.RankClock{State: "identity", BoundNS: 450}, "  of its rank 2     the node's own clock, read within ±450 ns\n"},
+		{timeline.RankClock{State: "synced", OffsetNS: -3 * ms, BoundNS: 9000}, "  of its rank 2     offset to the node's -3.00 ms ±9.00 µs, synced\n"},
+		{timeline.RankClock{State: "none"}, "  of its rank 2     not aligned: no estimate was valid; the stamps of its engine are left out\n"},
+	} {
+		l := full()
+		rank := 2
+		p := &l.Phases[2]
+		p.DPRank, p.Rank = &rank, &c.rank
+		l.Phases = append(l.Phases, *p) // a second leg of the same rank says nothing new
+		if got := draw(t, l, Options{Width: 100}); strings.Count(got, c.want) != 1 || strings.Count(got, "clock gen0") != 1 {
+			t.Errorf("want once %q of:\n%s", c.want, got)
+		}
+	}
+}

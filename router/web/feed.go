@@ -150,7 +150,8 @@ func (f *Feed) newest() int64 {
 	return f.seq
 }
 
-// over returns the windows that began after the unix ms, the running one last.
+// over returns the windows that began after the unix ms, the running one last: empty where nothing has ended in it, so that who
+// reads them knows the time. Before the first request there is none.
 func (f *Feed) over(after int64) []window {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -161,8 +162,14 @@ func (f *Feed) over(after int64) []window {
 			out = append(out, w)
 		}
 	}
-	if f.current != nil {
-		out = append(out, f.current.window())
+	current := f.current
+	if current == nil && len(f.windows) > 0 {
+		current = newGathering(f.now().Truncate(windowLength))
+	}
+	if current != nil {
+		w := current.window()
+		w.MS = f.now().Sub(current.start).Milliseconds()
+		out = append(out, w)
 	}
 	return out
 }
@@ -242,6 +249,7 @@ func (g *gathering) sample(name string, ns int64, before bool) {
 // window is what a stretch of time says of the requests whose lines were written in it.
 type window struct {
 	AtMS   int64                 `json:"at_ms"` // unix time of its begin
+	MS     int64                 `json:"ms"`    // how long it is, or has run
 	N      int                   `json:"n"`
 	SpanNS map[string]spanNumber `json:"span_ns"`
 }
@@ -251,7 +259,7 @@ type window struct {
 type spanNumber [6]int64
 
 func (g *gathering) window() window {
-	w := window{AtMS: g.start.UnixMilli(), N: g.n, SpanNS: make(map[string]spanNumber, len(g.spans))}
+	w := window{AtMS: g.start.UnixMilli(), MS: windowLength.Milliseconds(), N: g.n, SpanNS: make(map[string]spanNumber, len(g.spans))}
 	for name, s := range g.spans {
 		w.SpanNS[name] = s.number()
 	}

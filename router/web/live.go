@@ -26,10 +26,12 @@ const (
 //	rows     [row…], the oldest first, each row once; its id is the number of the last, to be given back as after=N
 //	lost     {"lost":N}: rows that were overwritten before this reader took them
 //	cluster  what GET /cluster answers, once a second
+//	kv       {"node":what its GET /kv_stats answers}, when it was asked anew
 //	clocks   {"node":[[unix ms, offset ns, bound ns]…]}, once, at the begin
-//	windows  [window…]: at the begin all, then those that changed
+//	windows  [window…]: at the begin all, then once a second those that are new or have grown
 type live struct {
 	feed      *Feed
+	kv        *KV
 	cluster   func() any
 	draining  func() bool
 	followers atomic.Int64
@@ -45,6 +47,7 @@ func (h *live) serve(c echo.Context) error {
 		return api.Unavailable("live", time.Second, "%d pages follow already, as many as this router serves", maxFollowers)
 	}
 	defer h.followers.Add(-1)
+	defer h.kv.follow()()
 	w := c.Response()
 	w.Header().Set("Content-Type", sse.ContentType)
 	w.Header().Set("Cache-Control", "no-store")
@@ -87,6 +90,7 @@ type follower struct {
 	begun   bool
 	cluster time.Time // when it was last sent
 	window  int64     // begin of the newest window sent, unix ms
+	kvTurn  int64     // of the newest KV sent
 	buf     []byte
 }
 
@@ -94,18 +98,22 @@ type follower struct {
 func (s *follower) push(now time.Time) error {
 	s.buf = s.buf[:0]
 	if now.Sub(s.cluster) >= clusterPause {
-		s.event("cluster", 0, s.live.cluster())
-		if !s.begun {
+		if !s.begun { // first, so that the first nodes are drawn with their history
 			s.event("clocks", 0, s.feed.clocksOver())
 			if s.after > s.feed.newest() {
 				s.after = 0
 			}
 		}
+		s.event("cluster", 0, s.live.cluster())
 		if w := s.feed.over(s.window - 1); len(w) > 0 {
 			s.event("windows", 0, w)
 			s.window = w[len(w)-1].AtMS
 		}
 		s.cluster, s.begun = now, true
+	}
+	if turn, nodes := s.kv.newest(); turn != s.kvTurn {
+		s.event("kv", 0, nodes)
+		s.kvTurn = turn
 	}
 	for {
 		rows, lost := s.feed.since(s.after, followRows)

@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -32,6 +34,7 @@ const hostile = `<img src=x onerror="document.title='run'">`
 type site struct {
 	*httptest.Server
 	feed *Feed
+	kv   *KV
 	line timeline.Line
 }
 
@@ -56,9 +59,12 @@ func newSite(t *testing.T, requests int) *site {
 	cluster := func() any {
 		return json.RawMessage(`{"router":"router0","clock_id":"a.b","schedule":"auto","nodes":[
 		{"name":"ctx0","role":"ctx","url":"http://c","state":"ready","load":{"running":3,"waiting":1,"waiting_tokens":900,"kv_used_blocks":40,"kv_max_blocks":100,"age_ns":210000000},"clock":{"offset_ns":-2345678,"bound_ns":1234,"state":"synced"}},
-		{"name":"gen0","role":"gen","url":"http://g","state":"draining","load":null,"clock":{"offset_ns":null,"bound_ns":null,"state":"not_aligned"}}]}`)
+		{"name":"gen0","role":"gen","url":"http://g","state":"draining","load":null,"clock":{"offset_ns":null,"bound_ns":null,"state":"not_aligned"}},
+		{"name":"gen1","role":"gen","url":"http://h","state":"ready","stages":4,"load":{"running":9,"waiting":2,"waiting_tokens":10,"kv_used_blocks":70,"kv_max_blocks":200,"age_ns":90000000},"clock":{"offset_ns":-5,"bound_ns":1234,"state":"synced"},
+		"ranks":[{"dp_rank":0,"running":7,"waiting":2,"kv_used_blocks":60,"kv_max_blocks":100},{"dp_rank":1,"running":2,"waiting":0,"kv_used_blocks":10,"kv_max_blocks":100}]}]}`)
 	}
-	if err := Routes(e, Options{Feed: s.feed, Cluster: cluster, Draining: func() bool { return false }}); err != nil {
+	s.kv = NewKV(nil, nil)
+	if err := Routes(e, Options{Feed: s.feed, KV: s.kv, Cluster: cluster, Draining: func() bool { return false }}); err != nil {
 		t.Fatal(err)
 	}
 	e.GET("/timelines/:id", func(c echo.Context) error {
@@ -99,6 +105,9 @@ type browser struct {
 	bytes      float64
 }
 
+// patience is how long a step of the browser may take on a loaded machine.
+const patience = 2 * time.Minute
+
 func newBrowser(t *testing.T) *browser {
 	var path string
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome", "headless-shell"} {
@@ -111,11 +120,11 @@ func newBrowser(t *testing.T) *browser {
 		t.Skip("no Chromium is installed")
 	}
 	alloc, stop := chromedp.NewExecAllocator(context.Background(), append(chromedp.DefaultExecAllocatorOptions[:],
-		chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.WSURLReadTimeout(time.Minute))...)
+		chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.WSURLReadTimeout(patience))...)
 	t.Cleanup(stop)
-	ctx, cancel := chromedp.NewContext(alloc)
+	ctx, cancel := chromedp.NewContext(alloc, chromedp.WithBrowserOption(chromedp.WithDialTimeout(patience)))
 	t.Cleanup(cancel)
-	ctx, over := context.WithTimeout(ctx, 2*time.Minute)
+	ctx, over := context.WithTimeout(ctx, 2*patience)
 	t.Cleanup(over)
 	b := &browser{Context: ctx}
 	chromedp.ListenTarget(ctx, func(ev any) {
@@ -154,7 +163,7 @@ func eval[T any](t *testing.T, b *browser, script string) T {
 // until waits for a condition in the page.
 func (b *browser) until(t *testing.T, script string) {
 	t.Helper()
-	if err := chromedp.Run(b, chromedp.Poll(script, nil, chromedp.WithPollingTimeout(20*time.Second))); err != nil {
+	if err := chromedp.Run(b, chromedp.Poll(script, nil, chromedp.WithPollingTimeout(patience))); err != nil {
 		t.Fatalf("waiting for %s: %v; shown %q, filter %q", script, err, eval[string](t, b, `document.getElementById('shown').textContent`), eval[string](t, b, `document.getElementById('filter').value`))
 	}
 }
@@ -193,9 +202,10 @@ func TestThePageShowsTenThousandRequests(t *testing.T) {
 	if n := eval[int](t, b, `document.querySelectorAll('#list .row').length`); n == 0 || n > 80 {
 		t.Errorf("%d rows are drawn, want only those in sight", n)
 	}
-	if got := eval[string](t, b, `document.querySelector('#nodes tbody').innerText`); !strings.Contains(got, "ctx0") || !strings.Contains(got, "−") && !strings.Contains(got, "-2.35 ms ± 1.23 µs") {
+	if got := eval[string](t, b, `document.querySelector('#nodes').innerText`); !strings.Contains(got, "ctx0") || !strings.Contains(got, "−") && !strings.Contains(got, "-2.35 ms ± 1.23 µs") {
 		t.Errorf("nodes: %q", got)
 	}
+	b.until(t, `document.querySelectorAll('#nodes svg path').length > 0`) // the history of a clock
 	// The list is walked through to its end while requests come in.
 	frames := `new Promise(done => { const list = document.getElementById('list'), at = []; let n = 0;
 		const step = now => { at.push(now); list.scrollTop += 2600; if (++n < 100) requestAnimationFrame(step); else done(Math.max(...at.slice(1).map((v, i) => v - at[i]))); };
@@ -217,6 +227,88 @@ func TestThePageShowsTenThousandRequests(t *testing.T) {
 	}
 	b.do(t, chromedp.Evaluate(`document.getElementById('list').scrollTop = 0`, nil))
 	b.shot(t, "wide-light")
+	b.noComplaints(t)
+}
+
+func TestThePageShowsRanksAndStages(t *testing.T) {
+	s, b := newSite(t, 30), newBrowser(t)
+	rank := 1
+	s.line.Phases[2].DPRank = &rank
+	b.do(t, chromedp.EmulateViewport(1440, 1000), chromedp.Navigate(s.URL))
+	b.until(t, `document.querySelectorAll('#nodes .rank').length === 2`)
+	got := eval[[]string](t, b, `[...document.querySelectorAll('#nodes tbody:last-of-type tr')].map(r => [...r.cells].slice(0, 6).map(c => c.textContent).join('|'))`)
+	want := []string{"gen1 2 ranks × 4 stages|gen|ready|9|2| 70 / 200", "rank 0|||7|2| 60 / 100", "rank 1|||2|0| 10 / 100"}
+	if !slices.Equal(got, want) {
+		t.Errorf("rows %q, want %q", got, want)
+	}
+	if got := eval[float64](t, b, `document.querySelectorAll('#nodes .rank meter')[0].value`); got != 60 {
+		t.Errorf("the meter of rank 0 shows %v blocks", got)
+	}
+	b.until(t, `document.getElementById('more').textContent.includes('rank on gen01')`)
+	b.shot(t, "ranks-light")
+	b.do(t, emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "dark"}}), chromedp.EmulateViewport(390, 844, chromedp.EmulateMobile))
+	if got := eval[int](t, b, `document.documentElement.scrollWidth - innerWidth`); got > 0 {
+		t.Errorf("the page is %d px wider than the phone", got)
+	}
+	b.shot(t, "ranks-phone-dark")
+	b.noComplaints(t)
+}
+
+// kvAnswer is that of a node after so many prompts of 1,000 tokens: a pool that sees everything, with host memory, and one of a
+// window; a disk.
+func kvAnswer(prompts int) json.RawMessage {
+	return fmt.Appendf(nil, `{"enabled":true,"tokens_per_block":32,"ranks":[{"groups":[
+		{"window_tokens":null,"block_bytes":65536,"max_blocks":1000,"used_blocks":750,"evictable_blocks":500,"host":{"max_blocks":4000,"used_blocks":2900,"evictable_blocks":2890}},
+		{"window_tokens":512,"block_bytes":131072,"max_blocks":200,"used_blocks":80,"evictable_blocks":20,"host":null}],
+		"disk":{"max_blocks":9000,"used_blocks":1234,"evictable_blocks":null},"prompt_tokens":%d,"hit_tokens":{"device":%d,"host":%d,"disk":%d},
+		"full_blocks":%d,"partial_blocks":%d,"missed_blocks":%d,"moved":{"copied_bytes":0,"onboard_bytes":%d,"offload_bytes":4096,"host_dropped_blocks":%d,"disk_loaded_blocks":0,"disk_stored_blocks":0,"disk_dropped_blocks":0,"disk_broken_blocks":0}}]}`,
+		1000*prompts, 500*prompts, 200*prompts, 100*prompts, 25*prompts, prompts, 5*prompts, 1<<20*prompts, 3*prompts)
+}
+
+func TestThePageShowsTheKVMemory(t *testing.T) {
+	s, b := newSite(t, 300), newBrowser(t)
+	s.line.Phases[1].Fetched, s.line.Tokens.Cached = 128, 400
+	s.kv.put(map[string]json.RawMessage{"ctx0": kvAnswer(7), "gen0": json.RawMessage(`{"enabled":false,"tokens_per_block":0,"ranks":[]}`)})
+	b.do(t, chromedp.EmulateViewport(1440, 1000), chromedp.Navigate(s.URL))
+	b.until(t, `document.querySelectorAll('#kv tbody tr').length === 2`)
+	b.until(t, `document.querySelector('#kv').innerText.includes('80 % of 7000 175 / 7 / 35, since its start')`)
+	s.kv.put(map[string]json.RawMessage{"ctx0": kvAnswer(10)})
+	b.until(t, `document.querySelector('#kv').innerText.includes('80 % of 3000')`)
+	cells := eval[[][]string](t, b, `[...document.querySelectorAll('#kv tbody tr')].map(r => [...r.cells].map(c => c.textContent))`)
+	want := [][]string{
+		{"ctx0", "all tokens", " 750 / 1000", " 2900 / 4000", " 1234 / 9000", " 80 % of 3000 75 / 3 / 15", "3.0 MiB from host, 9 dropped by host"},
+		{"", "last 512", " 80 / 200", "–", "", "", ""},
+	}
+	if !reflect.DeepEqual(cells, want) {
+		t.Errorf("cells %q, want %q", cells, want)
+	}
+	labels := eval[[]string](t, b, `[...document.querySelectorAll('#kv .parts')].map(p => p.getAttribute('aria-label'))`)
+	if labels[0] != "250 needed, 500 evictable, 250 free blocks" || labels[3] != "1500 device, 600 host, 300 disk, 600 computed prompt tokens" {
+		t.Errorf("bars %q", labels)
+	}
+	b.until(t, `document.querySelectorAll('#waterfall .span').length > 5`)
+	prompt, computed := s.line.Tokens.Prompt, 0
+	for i := range s.line.Phases {
+		for _, n := range s.line.Phases[i].Chunks.Column("tokens") {
+			computed += int(n)
+		}
+	}
+	text := fmt.Sprintf("272 reused · 128 moved from a peer · %d computed", prompt-400)
+	if again := computed - (prompt - 400); again > 0 {
+		text += fmt.Sprintf(" · %d recomputed", again)
+	}
+	text += fmt.Sprintf(" · %d moved to the generation node", s.line.Handover.Tokens)
+	if got := eval[string](t, b, `document.getElementById('reuse').textContent`); !strings.HasPrefix(got, text) {
+		t.Errorf("the request's KV: %q, want %q", got, text)
+	}
+	b.shot(t, "kv-light")
+	b.do(t, emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "dark"}}))
+	b.shot(t, "kv-dark")
+	b.do(t, chromedp.EmulateViewport(390, 844, chromedp.EmulateMobile))
+	if got := eval[int](t, b, `document.documentElement.scrollWidth - innerWidth`); got > 0 {
+		t.Errorf("the page is %d px wider than the phone", got)
+	}
+	b.shot(t, "kv-phone")
 	b.noComplaints(t)
 }
 

@@ -20,7 +20,7 @@ type row struct {
 	Model    string   `json:"model"`
 	TTFTNS   *int64   `json:"ttft_ns"`
 	E2ENS    *int64   `json:"e2e_ns"`
-	Prompt   int      `json:"prompt"`
+	Prompt   *int64   `json:"prompt"` // null: not known
 	Output   int      `json:"output"`
 	Nodes    []string `json:"nodes"`
 	Dominant string   `json:"dominant,omitempty"` // the longest span until the first token
@@ -42,9 +42,10 @@ const (
 const minPart = 4
 
 func newRow(l *timeline.Line) row {
+	prompt, _ := l.Tokens.Known()
 	r := row{
 		ID: l.RequestID, ClientID: l.ClientRequestID, WallNS: l.WallNS, Outcome: string(l.Outcome), Complete: l.Complete, Style: l.Style,
-		Model: l.Model, TTFTNS: l.TTFTNS, E2ENS: l.E2ENS, Prompt: l.Tokens.Prompt, Output: l.Tokens.Output, Nodes: []string{}, Bar: []int64{},
+		Model: l.Model, TTFTNS: l.TTFTNS, E2ENS: l.E2ENS, Prompt: prompt, Output: l.Tokens.Output, Nodes: []string{}, Bar: []int64{},
 		Dominant: l.CriticalSpan, Odd: len(l.Violations) + l.NegativeSpans,
 	}
 	roles := map[string]phase.Role{}

@@ -1,5 +1,5 @@
-// Package web owns the router's page for people: nodes with their load and clocks, where time goes, the newest requests, and
-// one of them in depth. It serves fixed files and one stream of events (live.go); a whole request comes from /timelines/{id}.
+// Package web owns the router's page for people: nodes with their load and clocks, what they keep of KV, where time
+// goes, the newest requests, and one of them in depth. It serves fixed files and one stream of events (live.go); a whole request comes from /timelines/{id}.
 package web
 
 import (
@@ -19,6 +19,7 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-
 // Options of the page. All are needed.
 type Options struct {
 	Feed     *Feed
+	KV       *KV
 	Cluster  func() any  // what GET /cluster answers
 	Draining func() bool // streams end then
 }
@@ -40,7 +41,7 @@ func Routes(e *echo.Echo, o Options) error {
 	}
 	e.GET("/", echo.WrapHandler(http.HandlerFunc(handler)))
 	e.GET("/web/*", echo.WrapHandler(http.StripPrefix("/web", http.HandlerFunc(handler))))
-	l := &live{feed: o.Feed, cluster: o.Cluster, draining: o.Draining}
+	l := &live{feed: o.Feed, kv: o.KV, cluster: o.Cluster, draining: o.Draining}
 	e.GET("/live", l.serve)
 	return nil
 }

@@ -3,6 +3,7 @@ package api
 import (
 	"fmt"
 	"strconv"
+	"unicode/utf8"
 )
 
 // Chunk is what a router reads in one chunk object of a worker's stream. The byte slices alias the input.
@@ -88,7 +89,10 @@ func (w *writer) member(key, value []byte) {
 
 func walkChunk(c *Chunk, dst, data []byte, chat bool, rw *Rewrite) ([]byte, error) {
 	var arr [12]Field
-	fields, err := SplitObject(arr[:0], data)
+	fields, ascii, err := splitObject(arr[:0], data)
+	if err == nil && !ascii && !utf8.Valid(data) {
+		err = errUTF8
+	}
 	if err != nil {
 		return dst, err
 	}

@@ -136,19 +136,23 @@ func ParseUsage(v []byte) (*Usage, error) {
 	if err != nil {
 		return nil, errUsage
 	}
-	u := new(Usage)
+	u := &Usage{NoPrompt: true, NoCompletion: true}
 	for _, f := range fields {
 		switch string(f.Key) {
 		case "prompt_tokens":
+			u.NoPrompt = isNull(f.Value)
 			err = setCount(&u.PromptTokens, f.Value)
 		case "completion_tokens":
+			u.NoCompletion = isNull(f.Value)
 			err = setCount(&u.CompletionTokens, f.Value)
 		case "total_tokens":
 			err = setCount(&u.TotalTokens, f.Value)
 		case "prompt_tokens_details":
 			if !isNull(f.Value) {
 				u.PromptTokensDetails = new(PromptTokensDetails)
-				err = json.Unmarshal(f.Value, u.PromptTokensDetails)
+				if err = json.Unmarshal(f.Value, u.PromptTokensDetails); err == nil && u.PromptTokensDetails.CachedTokens < 0 {
+					err = errUsage
+				}
 			}
 		}
 		if err != nil {
@@ -162,7 +166,7 @@ func setCount(n *int, v []byte) error {
 	if isNull(v) {
 		return nil
 	}
-	i, err := decodeInt(v, math.MinInt64, math.MaxInt64)
+	i, err := decodeInt(v, 0, math.MaxInt64)
 	*n = int(i)
 	return err
 }

@@ -5,7 +5,9 @@ package api
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
+	"reflect"
 	"strconv"
 )
 
@@ -47,9 +49,32 @@ func ReadDisagg(r io.Reader) (*DisaggParams, error) {
 	}
 	p := &DisaggParams{}
 	if err := json.Unmarshal(b, p); err != nil {
-		return nil, Invalid("", "want an object of disaggregated_params: %v", err)
+		return nil, wrongType("disaggregated_params", err)
 	}
 	return p, nil
+}
+
+// wrongType says of which type a field must be, in words of JSON.
+func wrongType(param string, err error) *Error {
+	var bad *json.UnmarshalTypeError
+	if !errors.As(err, &bad) {
+		return Invalid(param, "%s: %v", param, err)
+	}
+	if bad.Field != "" {
+		param += "." + bad.Field
+	}
+	want := "an integer of 64 bits"
+	switch bad.Type.Kind() {
+	case reflect.Struct:
+		want = "an object"
+	case reflect.Slice:
+		want = "an array of token ids"
+	case reflect.String:
+		want = "a string"
+	case reflect.Int32:
+		want = "a token id"
+	}
+	return Invalid(param, "%s must be %s", param, want)
 }
 
 // LegParams are the disaggregated_params that a router makes itself.
@@ -77,10 +102,13 @@ func (p LegParams) Append(b []byte) []byte {
 
 // Usage is OpenAI's usage object.
 type Usage struct {
-	PromptTokens        int                  `json:"prompt_tokens"`
+	PromptTokens        int                  `json:"prompt_tokens"` // null, as the total is, and 0 here: NoPrompt
 	CompletionTokens    int                  `json:"completion_tokens"`
 	TotalTokens         int                  `json:"total_tokens"`
 	PromptTokensDetails *PromptTokensDetails `json:"prompt_tokens_details,omitempty"`
+
+	NoPrompt     bool `json:"-"` // a foreign worker does not tell PromptTokens
+	NoCompletion bool `json:"-"` // nor CompletionTokens
 }
 
 // PromptTokensDetails splits prompt tokens.
@@ -88,7 +116,8 @@ type PromptTokensDetails struct {
 	CachedTokens int `json:"cached_tokens"`
 }
 
-// Headers between the router and the nodes. Clients cannot set those that begin with X-Meridian: the router strips them.
+// Headers between the router and the nodes. Clients cannot set those that begin with X-Meridian, but for the deadline: the
+// router makes them itself.
 const (
 	HeaderRequestID     = "X-Request-Id"           // from and to clients: the client's id, or the router's when there was none
 	HeaderRouter        = "X-Meridian-Router"      // name of the router; names the subject of the record

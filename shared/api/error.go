@@ -48,6 +48,13 @@ func Invalid(param, format string, args ...any) *Error {
 	}
 }
 
+// BodyLate is the error of a request whose body did not come in time.
+func BodyLate(limit time.Duration) *Error {
+	e := Invalid("", "the body did not come within %s", limit)
+	e.Code = http.StatusRequestTimeout
+	return e
+}
+
 // Unavailable is a 503: not now. after tells when a retry may help.
 func Unavailable(stage string, after time.Duration, format string, args ...any) *Error {
 	return &Error{
@@ -126,7 +133,8 @@ type workerError struct {
 }
 
 // ParseError understands an error answer of a worker: {"error":{...}} (ours, OpenAI's), {"object":"error","message":...}
-// (TensorRT-LLM), {"detail":...} (FastAPI), or plain text. stage is used when the worker names none.
+// (TensorRT-LLM), {"detail":...} (FastAPI), or plain text. stage is used when the worker names none. A status that is not for
+// clients becomes a 502: another worker may do better.
 func ParseError(status int, body []byte, stage string) *Error {
 	var outer struct {
 		workerError
@@ -143,7 +151,9 @@ func ParseError(status int, body []byte, stage string) *Error {
 		}
 	}
 	if in.Message == "" && len(in.Detail) > 0 {
-		in.Message = string(in.Detail)
+		if in.Message, _ = decodeString(in.Detail); in.Message == "" {
+			in.Message = string(in.Detail)
+		}
 	}
 	if in.Message == "" {
 		in.Message = string(body)
@@ -165,15 +175,32 @@ func (in workerError) toError(status int, stage string) *Error {
 	if e.Stage == "" {
 		e.Stage = stage
 	}
+	if !clients(status) { // between router and worker: a client could take it for an answer, or for a word on its own key
+		e.Message = fmt.Sprintf("it answered with status %d: %s", status, e.Message)
+		status, e.Code, e.Type = http.StatusBadGateway, http.StatusBadGateway, ""
+	}
 	if e.Type == "" || e.Type == "BadRequestError" {
 		e.Type = typeOf(status)
 	}
 	e.Retryable = status == http.StatusTooManyRequests || status >= 500
-	if in.Retryable != nil {
-		e.Retryable = *in.Retryable
+	if in.Retryable != nil { // a worker knows better when it is of no use, but not of a bad request
+		e.Retryable = e.Retryable && *in.Retryable
 	}
 	return e
 }
+
+// clients tells whether a worker's status says something of the request, or of the worker's own state, so that a client may have it.
+func clients(status int) bool {
+	switch status {
+	case http.StatusBadRequest, http.StatusNotFound, http.StatusConflict, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
+		http.StatusUnprocessableEntity, http.StatusTooManyRequests, statusClientGone:
+		return true
+	}
+	return status >= 500 && status < 600
+}
+
+// statusClientGone is nginx's, for a client that left; nodes answer it to nobody.
+const statusClientGone = 499
 
 func typeOf(status int) string {
 	switch {

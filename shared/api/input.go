@@ -68,7 +68,7 @@ func (r *Request) setMessages(v []byte) error {
 	if n == 0 {
 		return Invalid("messages", "messages is empty")
 	}
-	r.Messages = v
+	r.Messages, r.Turns = v, n
 	return nil
 }
 

@@ -86,7 +86,7 @@ func TestWhatOnlySomeWorkersCanDo(t *testing.T) {
 		if got := paramOf(e); got != c.refused {
 			t.Errorf("%s: refused %q, want %q", name, got, c.refused)
 		}
-		if body := string(r.AppendBody(nil, nil)); !strings.Contains(body, strings.TrimPrefix(c.more, ",")) {
+		if body := forwarded(r); !strings.Contains(body, strings.TrimPrefix(c.more, ",")) {
 			t.Errorf("%s: the worker gets %s", name, body)
 		}
 	}
@@ -130,7 +130,10 @@ func TestNothingIsFetchedForAClient(t *testing.T) {
 }
 
 func TestControlFieldsOfClientsAreNeitherReadNorForwarded(t *testing.T) {
-	for _, key := range ControlFields() {
+	for _, key := range []string{
+		"disaggregated_params", "prompt_token_ids", "prompt_token_ids_b64", "output_token_ids", "return_prompt_token_ids_b64",
+		"kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "ec_transfer_params",
+	} {
 		escaped := `\u00` + hexOf(key[0]) + key[1:]
 		for _, k := range []string{key, escaped} {
 			r, e := ParseRequest([]byte(`{"model":"m","prompt":"x","`+k+`":{"ctx_info_endpoint":"tcp://evil:1"},"keep":1}`), false, Limits{Client: true})
@@ -138,7 +141,7 @@ func TestControlFieldsOfClientsAreNeitherReadNorForwarded(t *testing.T) {
 				t.Errorf("%s: %v", k, e)
 				continue
 			}
-			body := string(r.AppendBody(nil, nil))
+			body := forwarded(r)
 			if r.Disagg != nil || r.PromptTokenIDs != nil || r.OutputTokenIDs != nil || strings.Contains(body, "evil") || !strings.Contains(body, `"keep":1`) {
 				t.Errorf("%s: %+v forwarded as %s", k, r.Disagg, body)
 			}

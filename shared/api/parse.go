@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"errors"
 	"math"
 	"net/http"
 	"unicode/utf8"
@@ -16,10 +17,10 @@ func ParseRequest(body []byte, chat bool, lim Limits) (*Request, *Error) {
 		e.Code = http.StatusRequestEntityTooLarge
 		return nil, e
 	}
-	if !utf8.Valid(body) {
+	fields, ascii, err := splitObject(make([]Field, 0, 16), body)
+	if !ascii && !utf8.Valid(body) {
 		return nil, Invalid("", "the body is not valid UTF-8")
 	}
-	fields, err := SplitObject(make([]Field, 0, 16), body)
 	if err != nil {
 		return nil, Invalid("", "the body is not a JSON object: %v", err)
 	}
@@ -100,11 +101,14 @@ func (r *Request) set(f Field) *Error {
 	if isNull(f.Value) {
 		return nil
 	}
-	groups := [...]func(string, []byte) (bool, error){r.setBasic, r.setSampling, r.setInput, r.setControl, r.setShape, r.refuse}
+	groups := [...]func(r *Request, key, v []byte) (bool, error){
+		(*Request).setBasic, (*Request).setSampling, (*Request).setInput, (*Request).setControl, (*Request).setShape, (*Request).refuse,
+	}
 	for _, group := range groups {
-		known, err := group(string(f.Key), f.Value)
+		known, err := group(r, f.Key, f.Value)
 		if err != nil {
-			if e, ok := err.(*Error); ok {
+			var e *Error
+			if errors.As(err, &e) {
 				return e
 			}
 			return Invalid(string(f.Key), "%s must be %v", f.Key, err)
@@ -116,9 +120,9 @@ func (r *Request) set(f Field) *Error {
 	return nil
 }
 
-func (r *Request) setBasic(key string, v []byte) (bool, error) {
+func (r *Request) setBasic(key, v []byte) (bool, error) {
 	var err error
-	switch key {
+	switch string(key) {
 	case "model":
 		r.Model, err = decodeBounded(v, maxNameLen)
 	case "stream":
@@ -131,7 +135,7 @@ func (r *Request) setBasic(key string, v []byte) (bool, error) {
 		var n int64
 		if n, err = decodeInt(v, 1, math.MaxInt32); err == nil {
 			if r.MaxTokens != nil && *r.MaxTokens != int(n) {
-				return true, Invalid(key, "max_tokens and max_completion_tokens differ")
+				return true, Invalid(string(key), "max_tokens and max_completion_tokens differ")
 			}
 			r.MaxTokens = ptr(int(n))
 		}
@@ -143,6 +147,8 @@ func (r *Request) setBasic(key string, v []byte) (bool, error) {
 		var n int64
 		n, err = decodeInt(v, math.MinInt32, math.MaxInt32)
 		r.Priority = int(n)
+	case "prompt_cache_retention":
+		r.Pin, err = decodeRetention(v)
 	case "ignore_eos":
 		r.IgnoreEOS, err = decodeBool(v)
 	default:
@@ -152,6 +158,17 @@ func (r *Request) setBasic(key string, v []byte) (bool, error) {
 }
 
 func ptr[T any](v T) *T { return &v }
+
+// decodeRetention reads OpenAI's prompt_cache_retention, of which they have two spellings for the usual one.
+func decodeRetention(v []byte) (pin bool, err error) {
+	switch string(v) {
+	case `"24h"`:
+		return true, nil
+	case `"in_memory"`, `"in-memory"`:
+		return false, nil
+	}
+	return false, errorWant(`"in_memory" or "24h"`)
+}
 
 func (r *Request) setStreamOptions(v []byte) error {
 	fields, err := SplitObject(nil, v)
@@ -176,8 +193,8 @@ type errorWant string
 
 func (e errorWant) Error() string { return string(e) }
 
-func (r *Request) setInput(key string, v []byte) (bool, error) {
-	switch {
+func (r *Request) setInput(key, v []byte) (bool, error) {
+	switch key := string(key); {
 	case key == "prompt" && !r.Chat:
 		return true, r.setPrompt(v)
 	case key == "messages" && r.Chat:
@@ -200,13 +217,13 @@ func (r *Request) setInput(key string, v []byte) (bool, error) {
 	return false, nil
 }
 
-func (r *Request) setControl(key string, v []byte) (bool, error) {
+func (r *Request) setControl(key, v []byte) (bool, error) {
 	var err error
-	switch key {
+	switch string(key) {
 	case "disaggregated_params":
 		r.Disagg = new(DisaggParams)
 		if jerr := json.Unmarshal(v, r.Disagg); jerr != nil {
-			return true, Invalid(key, "disaggregated_params: %v", jerr)
+			return true, wrongType(string(key), jerr)
 		}
 	case "prompt_token_ids":
 		r.PromptTokenIDs, err = decodeIDs(v)
@@ -219,12 +236,12 @@ func (r *Request) setControl(key string, v []byte) (bool, error) {
 }
 
 // refuse names what OpenAI's API has and this one does not, instead of giving an answer that ignores it.
-func (r *Request) refuse(key string, v []byte) (bool, error) {
+func (r *Request) refuse(key, v []byte) (bool, error) {
 	off := string(v) == "false" || string(v) == `""` || string(v) == "[]" || string(v) == "{}"
-	switch key {
+	switch string(key) {
 	case "echo", "suffix", "functions", "function_call", "use_beam_search", "audio", "web_search_options":
 		if !off {
-			return true, Invalid(key, "%s is not supported", key)
+			return true, Invalid(string(key), "%s is not supported", key)
 		}
 	case "best_of":
 		n, err := decodeInt(v, 1, maxN)
@@ -232,12 +249,12 @@ func (r *Request) refuse(key string, v []byte) (bool, error) {
 			return true, err
 		}
 		if n != 1 {
-			return true, Invalid(key, "best_of is not supported; use n")
+			return true, Invalid("best_of", "best_of is not supported; use n")
 		}
 	case "prompt":
-		return true, Invalid(key, "prompt belongs to /v1/completions; chat takes messages")
+		return true, Invalid("prompt", "prompt belongs to /v1/completions; chat takes messages")
 	case "messages":
-		return true, Invalid(key, "messages belongs to /v1/chat/completions; completions takes a prompt")
+		return true, Invalid("messages", "messages belongs to /v1/chat/completions; completions takes a prompt")
 	default:
 		return false, nil
 	}

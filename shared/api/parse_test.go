@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -13,14 +14,14 @@ func TestParseRequestAccepts(t *testing.T) {
 	body := `{"model":"m","prompt":["a","b"],"max_tokens":7,"stream":true,"stream_options":{"include_usage":true},"n":2,
 		"stop":["x","y"],"stop_token_ids":[5],"ignore_eos":true,"temperature":0.5,"top_p":0.9,"top_k":40,"min_p":0.1,
 		"repetition_penalty":1.1,"presence_penalty":-1,"frequency_penalty":2,"seed":9007199254740993,"logit_bias":{"3":-100},
-		"logprobs":2,"user":"u","priority":3,"future_field":{"a":[1.0,1e2]},"best_of":null}`
+		"logprobs":2,"user":"u","priority":3,"prompt_cache_retention":"24h","future_field":{"a":[1.0,1e2]},"best_of":null}`
 	r, e := ParseRequest([]byte(body), false, Limits{})
 	if e != nil {
 		t.Fatal(e)
 	}
 	if r.Model != "m" || len(r.Prompts) != 2 || r.Prompts[1].Text() != "b" || *r.MaxTokens != 7 || !r.Stream || !r.IncludeUsage ||
 		r.N != 2 || !slices.Equal(r.Stop, []string{"x", "y"}) || !slices.Equal(r.StopTokenIDs, []int32{5}) || !r.IgnoreEOS ||
-		*r.Logprobs != 2 || r.User != "u" || r.Priority != 3 || !r.SeedSet {
+		*r.Logprobs != 2 || r.User != "u" || r.Priority != 3 || !r.Pin || !r.SeedSet {
 		t.Errorf("got %+v", r)
 	}
 	s := r.Sampling
@@ -104,6 +105,8 @@ func TestParseRequestRefuses(t *testing.T) {
 		{"an empty stop string", completion(`"stop":[""]`), "stop", 400},
 		{"stop of a wrong type", completion(`"stop":7`), "stop", 400},
 		{"too many logprobs", completion(`"logprobs":21`), "logprobs", 400},
+		{"another retention", completion(`"prompt_cache_retention":"1h"`), "prompt_cache_retention", 400},
+		{"a bias of no number", completion(`"logit_bias":{"1":"x"}`), "logit_bias", 400},
 		{"a bias on no token", completion(`"logit_bias":{"x":1}`), "logit_bias", 400},
 		{"echo", completion(`"echo":true`), "echo", 400},
 		{"best_of", completion(`"best_of":2`), "best_of", 400},
@@ -112,7 +115,8 @@ func TestParseRequestRefuses(t *testing.T) {
 		{"a field twice", completion(`"seed":1,"seed":2`), "seed", 400},
 		{"a field twice, once escaped", completion(`"disaggregated_params":null,"disaggregated\u005fparams":{}`), "disaggregated_params", 400},
 		{"messages to completions", completion(`"messages":[]`), "messages", 400},
-		{"disaggregated_params of a wrong type", completion(`"disaggregated_params":{"disagg_request_id":"x"}`), "disaggregated_params", 400},
+		{"disaggregated_params of a wrong type", completion(`"disaggregated_params":{"disagg_request_id":"x"}`), "disaggregated_params.disagg_request_id", 400},
+		{"disaggregated_params that are no object", completion(`"disaggregated_params":5`), "disaggregated_params", 400},
 		{"deep nesting", completion(`"x":` + strings.Repeat("[", 1000) + strings.Repeat("]", 1000)), "", 400},
 	}
 	for _, c := range cases {
@@ -165,6 +169,19 @@ func wantRefusal(t *testing.T, e *Error, param string, status int) {
 	}
 }
 
+func TestAChatHasNoMoreMessagesThanTheContextHasTokens(t *testing.T) {
+	body := `{"model":"m","messages":[{"role":"user","content":""},{"role":"user","content":""},{"role":"user","content":""}]}`
+	r, e := ParseRequest([]byte(body), true, Limits{})
+	if e != nil {
+		t.Fatal(e)
+	}
+	for contextLen, ok := range map[int]bool{2: false, 3: true, 4: true, 0: true} {
+		if e := r.CheckTurns(contextLen); (e == nil) != ok || e != nil && (e.Param != "messages" || e.Status() != 400) {
+			t.Errorf("3 messages for a context of %d: %v", contextLen, e)
+		}
+	}
+}
+
 func TestBudget(t *testing.T) {
 	limit := func(n int) *int { return &n }
 	cases := []struct {
@@ -195,33 +212,51 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-func TestAppendBody(t *testing.T) {
-	body := `{"model":"m","prompt":"p","seed":9007199254740993,"x":{"a":1.0,"b":1e2},"stream":false,"prompt_token_ids":[1],` +
-		`"disaggregated\u005fparams":{"request_type":"generation_only","ctx_info_endpoint":"tcp://evil:1"}}`
-	r, e := ParseRequest([]byte(body), false, Limits{})
-	if e != nil {
-		t.Fatal(e)
-	}
-	got := string(r.AppendBody(nil, []Set{{"stream", []byte("true")}, {"prompt", []byte("[1,2]")}, {"x2", []byte("1")}, {"gone", nil}}))
-	want := `{"model":"m","seed":9007199254740993,"x":{"a":1.0,"b":1e2},"stream":true,"prompt":[1,2],"x2":1}`
-	if got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
-	got = string(r.AppendBody(nil, []Set{{"disaggregated_params", []byte(`{"request_type":"context_only"}`)}}))
-	if strings.Contains(got, "evil") || !strings.Contains(got, `"context_only"`) {
-		t.Errorf("control field of the client survived: %s", got)
+// forwarded is the body that a worker gets.
+func forwarded(r *Request, set ...Set) string {
+	return string(bytes.Join(r.AppendOpen(nil, set), nil)) + "}"
+}
+
+func TestTheBodyOfALeg(t *testing.T) {
+	for _, c := range []struct {
+		name, body string
+		set        []Set
+		want       string
+	}{
+		{
+			"numbers and unknown fields as sent, a replaced member at the end", `{"model":"m","prompt":"p","seed":9007199254740993,"x":{"a":1.0,"b":1e2},"stream":false}`,
+			[]Set{{"stream", []byte("true")}, {"prompt", []byte("[1,2]")}, {"x2", []byte("1")}, {"gone", nil}},
+			`{"model":"m","seed":9007199254740993,"x":{"a":1.0,"b":1e2},"stream":true,"prompt":[1,2],"x2":1}`,
+		},
+		{"the first member goes", ` { "n" : 1 , "model":"m", "prompt":"p" } `, []Set{{"n", nil}}, `{ "model":"m", "prompt":"p"}`},
+		{"the first two and the last go", `{"n":1,"stream":true,"model":"m","prompt":"p","seed":1}`, []Set{{"n", nil}, {"stream", nil}, {"seed", nil}}, `{"model":"m","prompt":"p"}`},
+		{"a key is sent in plain spelling", `{"m\u006fdel":"m","pr\u006fmpt":"p","x":1}`, nil, `{"model":"m","prompt":"p","x":1}`},
+		{"all are replaced", `{"model":"m","prompt":"p"}`, []Set{{"prompt", []byte(`"q"`)}, {"model", []byte(`"k"`)}}, `{"prompt":"q","model":"k"}`},
+		{
+			"control fields of the client are dropped, however they are spelled",
+			`{"model":"m","prompt_token_ids":[1],"prompt":"p","disaggregated\u005fparams":{"request_type":"generation_only","ctx_info_endpoint":"tcp://evil:1"}}`,
+			[]Set{{"disaggregated_params", []byte(`{"request_type":"context_only"}`)}}, `{"model":"m","prompt":"p","disaggregated_params":{"request_type":"context_only"}}`,
+		},
+	} {
+		r, e := ParseRequest([]byte(c.body), false, Limits{Client: true})
+		if e != nil {
+			t.Fatalf("%s: %v", c.name, e)
+		}
+		if got := forwarded(r, c.set...); got != c.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", c.name, got, c.want)
+		}
 	}
 }
 
-func TestOpenBodyWithATail(t *testing.T) {
-	r, e := ParseRequest([]byte(`{"model":"m","prompt":"p","stream":false}`), false, Limits{})
+func TestALongPromptIsNotCopiedIntoALeg(t *testing.T) {
+	body := []byte(`{"model":"m","prompt":"` + strings.Repeat("p", 1000) + `","stream":true,"max_tokens":3}`)
+	r, e := ParseRequest(body, false, Limits{})
 	if e != nil {
 		t.Fatal(e)
 	}
-	open := r.AppendOpen(nil, []Set{{"stream", nil}, {"seed", []byte("7")}})
-	got := string(AppendTail(open, []Set{{"stream", []byte("true")}, {"gone", nil}}))
-	if want := `{"model":"m","prompt":"p","seed":7,"stream":true}`; got != want {
-		t.Errorf("got %s, want %s", got, want)
+	pieces := r.AppendOpen(nil, []Set{{"stream", nil}, {"seed", []byte("7")}})
+	if len(pieces) != 3 || &pieces[0][0] != &body[0] || string(pieces[1]) != `,"max_tokens":3` || string(pieces[2]) != `,"seed":7` {
+		t.Errorf("%d pieces: %q", len(pieces), pieces)
 	}
 }
 
@@ -249,7 +284,7 @@ func FuzzParseRequest(f *testing.F) {
 			}
 			return
 		}
-		out := r.AppendBody(nil, []Set{{"stream", []byte("true")}})
+		out := []byte(forwarded(r, Set{"stream", []byte("true")}))
 		again, e := ParseRequest(out, chat, Limits{ContextLen: 100, VocabSize: 1000})
 		if e != nil {
 			t.Fatalf("%s became %s: %v", body, out, e)
@@ -297,5 +332,23 @@ func BenchmarkParseRequest(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// biases is a logit_bias of n entries.
+func biases(n int) string {
+	out := []string{}
+	for i := range n {
+		out = append(out, `"`+strconv.Itoa(i)+`":1`)
+	}
+	return "{" + strings.Join(out, ",") + "}"
+}
+
+func TestAsManyBiasesAsMayBeAreTaken(t *testing.T) {
+	for n, want := range map[int]bool{maxLogitBias: true, maxLogitBias + 1: false} {
+		r, e := ParseRequest([]byte(`{"model":"m","prompt":"x","logit_bias":`+biases(n)+`}`), false, Limits{})
+		if took := e == nil; took != want || took && len(r.Sampling.LogitBias) != n {
+			t.Errorf("%d: %v", n, e)
+		}
 	}
 }

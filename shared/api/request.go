@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"encoding/json"
 	"slices"
 
@@ -27,7 +28,7 @@ const (
 	maxStops          = 64
 	maxStopLen        = 4096
 	maxStopTokens     = 1024
-	maxLogitBias      = 4096
+	maxLogitBias      = 1024
 	maxTopLogprobs    = 20
 	maxUserLen        = 4096
 	maxNameLen        = 512
@@ -51,6 +52,7 @@ type Request struct {
 	Model    string
 	Prompts  []Prompt        // completions; at least one
 	Messages json.RawMessage // chat: an array of objects with a role, bytes as sent
+	Turns    int             // how many they are
 	Tools    json.RawMessage // chat: nil if absent, empty, or when tool_choice is "none"
 	// Needs is the first field that asks for more than text: tools, response_format and their like; "": none. CheckPlain
 	// refuses it.
@@ -70,6 +72,7 @@ type Request struct {
 	Logprobs     *int // completions: logprobs; chat: top_logprobs when logprobs is true; nil: not asked
 	User         string
 	Priority     int
+	Pin          bool // prompt_cache_retention is 24h: its KV stays cached before that of others
 
 	// Control fields: set by a router, never by its clients.
 	Disagg         *DisaggParams
@@ -82,14 +85,7 @@ type Request struct {
 	Fields []Field // members of Body, in order; alias Body
 }
 
-// ControlFields are the names that only a router may set. A router drops them from what clients send.
-func ControlFields() []string {
-	return []string{
-		"disaggregated_params", "prompt_token_ids", "prompt_token_ids_b64", "output_token_ids", "return_prompt_token_ids_b64",
-		"kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "ec_transfer_params",
-	}
-}
-
+// isControl tells the names that only a router may set. A router drops them from what clients send.
 func isControl(key []byte) bool {
 	switch string(key) {
 	case "disaggregated_params", "prompt_token_ids", "prompt_token_ids_b64", "output_token_ids",
@@ -101,6 +97,15 @@ func isControl(key []byte) bool {
 
 // defaultMaxTokens is OpenAI's default of /v1/completions.
 const defaultMaxTokens = 16
+
+// CheckTurns refuses a chat of more messages than a context has tokens, before a template is rendered for each of them.
+// contextLen 0: unknown, not checked.
+func (r *Request) CheckTurns(contextLen int) *Error {
+	if contextLen > 0 && r.Turns > contextLen {
+		return Invalid("messages", "%d messages; this model's context has %d tokens", r.Turns, contextLen)
+	}
+	return nil
+}
 
 // Budget returns the output tokens that the request may produce after a prompt of so many tokens, Output tokens that
 // were already given included; or the 400 that says what does not fit. contextLen 0: unknown, not checked.
@@ -133,65 +138,80 @@ func (r *Request) Budget(promptTokens, contextLen int) (int, *Error) {
 	return min(defaultMaxTokens, rest), nil
 }
 
-// Set is a member that AppendBody writes in place of, or after, the client's. A nil Value removes it.
+// Set is a member that takes the place of the client's, or comes after it. A nil Value removes it.
 type Set struct {
 	Key   string
 	Value []byte // JSON
 }
 
-// AppendBody appends the client's body with the members of set replaced or added; control fields of the client are
-// dropped. All other members are copied as sent: numbers keep their digits, unknown fields their bytes.
-func (r *Request) AppendBody(dst []byte, set []Set) []byte {
-	return AppendPatched(dst, r.Fields, set, true)
-}
-
-// AppendOpen is AppendBody without the closing brace: two legs share what they have in common, and each sends its own
-// tail after it.
-func (r *Request) AppendOpen(dst []byte, set []Set) []byte {
-	dst = slices.Grow(dst, len(r.Body)+256)
-	return appendOpen(dst, r.Fields, set, true)
-}
-
-// AppendTail appends ,"key":value for each member of set, and the closing brace.
-func AppendTail(dst []byte, set []Set) []byte {
+// AppendOpen appends the client's body without its closing brace, in pieces: its members, but for control fields and those of
+// set, as they were sent (numbers keep their digits, unknown fields their bytes), then those of set. Two legs share what they
+// have in common, and each sends its own tail after it. The pieces alias the body: a long prompt is not copied.
+func (r *Request) AppendOpen(dst [][]byte, set []Set) [][]byte {
+	dst = slices.Grow(dst, usualPieces)
+	first, behind := len(dst), 0 // the member before
+	joins := false               // the newest piece ends behind the member before
+	for _, f := range r.Fields {
+		from, value := behind, offset(r.Body, f.Value)
+		behind = value + len(f.Value)
+		switch {
+		case named(set, f.Key) || isControl(f.Key):
+			joins = false
+		case bytes.IndexByte(r.Body[from:value], '\\') >= 0: // a key is spelled one way, so that none is hidden from a worker
+			joins = false
+			dst = append(dst, appendMember(nil, len(dst) == first, string(f.Key), f.Value))
+		case joins:
+			last := len(dst) - 1
+			dst[last] = dst[last][:len(dst[last])+behind-from]
+		case from > 0 && len(dst) == first:
+			brace, comma := bytes.IndexByte(r.Body, '{'), from+bytes.IndexByte(r.Body[from:], ',')
+			dst, joins = append(dst, r.Body[brace:brace+1], r.Body[comma+1:behind]), true
+		default:
+			dst, joins = append(dst, r.Body[from:behind]), true
+		}
+	}
+	size := 0
+	for _, s := range set {
+		size += len(s.Key) + len(s.Value) + len(`,"":`)
+	}
+	own := make([]byte, 0, size)
 	for _, s := range set {
 		if s.Value != nil {
-			dst = append(dst, ',')
-			dst = append(append(AppendString(dst, s.Key), ':'), s.Value...)
+			own = appendMember(own, len(dst) == first && len(own) == 0, s.Key, s.Value)
 		}
 	}
-	return append(dst, '}')
+	return append(dst, own)
 }
 
-// AppendPatched appends an object made of fields, with the members of set replaced or added; dropControl drops control
-// fields that set does not name.
-func AppendPatched(dst []byte, fields []Field, set []Set, dropControl bool) []byte {
-	return append(appendOpen(dst, fields, set, dropControl), '}')
+// usualPieces is room for a body from which few members are left out.
+const usualPieces = 5
+
+// appendMember appends a member behind the brace, or the comma, that it needs.
+func appendMember(dst []byte, first bool, key string, value []byte) []byte {
+	before := byte(',')
+	if first {
+		before = '{'
+	}
+	return append(append(AppendString(append(dst, before), key), ':'), value...)
 }
 
-func appendOpen(dst []byte, fields []Field, set []Set, dropControl bool) []byte {
-	dst = append(dst, '{')
+// AppendPatched appends an object made of fields, with the members of set replaced or added.
+func AppendPatched(dst []byte, fields []Field, set []Set) []byte {
 	start := len(dst)
-	comma := func() {
-		if len(dst) > start {
-			dst = append(dst, ',')
-		}
-	}
 	for _, f := range fields {
-		if named(set, f.Key) || (dropControl && isControl(f.Key)) {
-			continue
+		if !named(set, f.Key) {
+			dst = appendMember(dst, len(dst) == start, string(f.Key), f.Value)
 		}
-		comma()
-		dst = append(append(AppendString(dst, string(f.Key)), ':'), f.Value...)
 	}
 	for _, s := range set {
-		if s.Value == nil {
-			continue
+		if s.Value != nil {
+			dst = appendMember(dst, len(dst) == start, s.Key, s.Value)
 		}
-		comma()
-		dst = append(append(AppendString(dst, s.Key), ':'), s.Value...)
 	}
-	return dst
+	if len(dst) == start {
+		dst = append(dst, '{')
+	}
+	return append(dst, '}')
 }
 
 func named(set []Set, key []byte) bool {

@@ -171,18 +171,22 @@ func (c Choice) appendText(dst []byte) []byte {
 
 // AppendUsage appends a usage object.
 func AppendUsage(dst []byte, u Usage) []byte {
-	dst = append(dst, `{"prompt_tokens":`...)
-	dst = strconv.AppendInt(dst, int64(u.PromptTokens), 10)
-	dst = append(dst, `,"completion_tokens":`...)
-	dst = strconv.AppendInt(dst, int64(u.CompletionTokens), 10)
-	dst = append(dst, `,"total_tokens":`...)
-	dst = strconv.AppendInt(dst, int64(u.TotalTokens), 10)
+	dst = appendCount(append(dst, `{"prompt_tokens":`...), u.PromptTokens, !u.NoPrompt)
+	dst = appendCount(append(dst, `,"completion_tokens":`...), u.CompletionTokens, !u.NoCompletion)
+	dst = appendCount(append(dst, `,"total_tokens":`...), u.TotalTokens, !u.NoPrompt && !u.NoCompletion)
 	if u.PromptTokensDetails != nil {
 		dst = append(dst, `,"prompt_tokens_details":{"cached_tokens":`...)
 		dst = strconv.AppendInt(dst, int64(u.PromptTokensDetails.CachedTokens), 10)
 		dst = append(dst, '}')
 	}
 	return append(dst, '}')
+}
+
+func appendCount(dst []byte, n int, known bool) []byte {
+	if !known {
+		return append(dst, "null"...)
+	}
+	return strconv.AppendInt(dst, int64(n), 10)
 }
 
 // appendFloat appends a logprob; JSON has no infinities, so an impossible token gets the lowest float32.

@@ -142,6 +142,12 @@ func TestParseError(t *testing.T) {
 		{"TensorRT-LLM's", `{"object":"error","message":"m","type":"BadRequestError","param":null,"code":400}`, 400,
 			Error{Code: 400, Message: "m", Type: TypeInvalid, Stage: "ctx"}},
 		{"FastAPI's", `{"detail":[{"msg":"m"}]}`, 422, Error{Code: 422, Message: `[{"msg":"m"}]`, Type: TypeInvalid, Stage: "ctx"}},
+		{"FastAPI's, in short", `{"detail":"m"}`, 422, Error{Code: 422, Message: "m", Type: TypeInvalid, Stage: "ctx"}},
+		{"a bad request that says to come again", `{"error":{"message":"m","type":"t","retryable":true}}`, 400, Error{Code: 400, Message: "m", Type: "t", Stage: "ctx"}},
+		{"a router that may not", `{"error":{"message":"m","type":"invalid_request_error"}}`, 401,
+			Error{Code: 502, Message: "it answered with status 401: m", Type: TypeServer, Stage: "ctx", Retryable: true}},
+		{"another address", ``, 302, Error{Code: 502, Message: "it answered with status 302: Found", Type: TypeServer, Stage: "ctx", Retryable: true}},
+		{"nothing, and well", ``, 204, Error{Code: 502, Message: "it answered with status 204: No Content", Type: TypeServer, Stage: "ctx", Retryable: true}},
 		{"an error that is text", `{"error":"m"}`, 503, Error{Code: 503, Message: "m", Type: TypeUnavailable, Stage: "ctx", Retryable: true}},
 		{"plain text", `no`, 404, Error{Code: 404, Message: "no", Type: TypeNotFound, Stage: "ctx"}},
 		{"nothing", ``, 504, Error{Code: 504, Message: "Gateway Timeout", Type: TypeTimeout, Stage: "ctx", Retryable: true}},
@@ -241,7 +247,7 @@ func BenchmarkRewriteChunk(b *testing.B) {
 	}
 }
 
-// TestParseUsage holds it against encoding/json.
+// TestParseUsage holds it against encoding/json, which knows no bounds, nor that a count is missing.
 func TestParseUsage(t *testing.T) {
 	for _, in := range []string{
 		`{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3,"prompt_tokens_details":{"cached_tokens":4}}`,
@@ -251,8 +257,24 @@ func TestParseUsage(t *testing.T) {
 		var want Usage
 		wantErr := json.Unmarshal([]byte(in), &want)
 		got, err := ParseUsage([]byte(in))
+		if err == nil {
+			for member, no := range map[string]bool{`"prompt_tokens":1`: got.NoPrompt, `"completion_tokens":2`: got.NoCompletion} {
+				if no == strings.Contains(in, member) {
+					t.Errorf("%s: %+v", in, got)
+				}
+			}
+			want.NoPrompt, want.NoCompletion = got.NoPrompt, got.NoCompletion
+		}
 		if (err == nil) != (wantErr == nil) || err == nil && !reflect.DeepEqual(*got, want) {
 			t.Errorf("%s: %+v, %v; want %+v, %v", in, got, err, want, wantErr)
+		}
+	}
+}
+
+func TestCountsOfTokensAreNotNegative(t *testing.T) {
+	for _, in := range []string{`{"prompt_tokens":-1}`, `{"completion_tokens":-1}`, `{"total_tokens":-9}`, `{"prompt_tokens_details":{"cached_tokens":-1}}`} {
+		if u, err := ParseUsage([]byte(in)); err == nil {
+			t.Errorf("%s became %+v", in, u)
 		}
 	}
 }

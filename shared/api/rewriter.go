@@ -1,6 +1,9 @@
 package api
 
-import "bytes"
+import (
+	"bytes"
+	"unicode/utf8"
+)
 
 // Rewriter rewrites the chunks of one stream, as RewriteChunk does. The chunks of a stream differ in their text and token
 // ids only, but for the first and the last: it remembers the last chunk around them, and where the next has the same
@@ -52,10 +55,15 @@ func (w *Rewriter) match(data []byte) (text, ids []byte, ok bool) {
 	return text, ids, bytes.Equal(rest, w.post)
 }
 
-// plainString is the length of a JSON string's inside that ends before a quote; -1: it holds an escape, or is none.
+// plainString is the length of a JSON string's inside that ends before a quote; -1: it holds an escape, is not UTF-8, or is none.
 func plainString(b []byte) int {
+	ascii := true
 	for i, c := range b {
 		switch {
+		case c >= utf8.RuneSelf:
+			ascii = false
+		case c == '"' && !ascii && !utf8.Valid(b[:i]):
+			return -1
 		case c == '"':
 			return i
 		case c == '\\' || c < 0x20:

@@ -91,6 +91,25 @@ func TestRewriterRemembersOrdinaryChunks(t *testing.T) {
 	}
 }
 
+func TestAChunkThatIsNotUTF8IsRefused(t *testing.T) {
+	chunk := func(text string) []byte {
+		return []byte(`{"id":"node","object":"text_completion","created":3,"model":"internal","choices":[{"index":0,"text":"` + text + `","logprobs":null,"finish_reason":null}]}`)
+	}
+	w := rewriterFor(false)
+	for i, c := range []struct {
+		text string
+		ok   bool
+	}{{"a\xff", false}, {"é", true}, {"b", true}, {"\xc3", false}, {"c€", true}, {"\xed\xa0\x80", false}} {
+		out, err := w.Chunk(new(Chunk), nil, chunk(c.text))
+		if (err == nil) != c.ok || c.ok && !bytes.Contains(out, []byte(`"text":"`+c.text+`"`)) {
+			t.Errorf("chunk %d, %q: %v %s", i, c.text, err, out)
+		}
+	}
+	if _, _, ok := w.match(chunk("d")); !ok {
+		t.Error("the chunks were not remembered: this tries one way only")
+	}
+}
+
 func FuzzRewriter(f *testing.F) {
 	for name, chunks := range streams() {
 		for i := range chunks[1:] {

@@ -8,10 +8,10 @@ import (
 // tinyTopP stands for a client's top_p of 0: only the most likely token. (0 means off in infer.Sampling.)
 const tinyTopP = 1e-6
 
-func (r *Request) setSampling(key string, v []byte) (bool, error) {
+func (r *Request) setSampling(key, v []byte) (bool, error) {
 	s := &r.Sampling
 	var err error
-	switch key {
+	switch string(key) {
 	case "temperature":
 		err = setFloat(&s.Temperature, v, 0, 2)
 	case "top_p":
@@ -44,7 +44,7 @@ func (r *Request) setSampling(key string, v []byte) (bool, error) {
 			err = errorWant("an array of at most " + itoa(maxStopTokens) + " token ids")
 		}
 	case "logprobs", "top_logprobs":
-		return r.setLogprobs(key, v)
+		return r.setLogprobs(string(key), v)
 	default:
 		return false, nil
 	}
@@ -70,22 +70,23 @@ func decodeSeed(v []byte) (uint64, error) {
 }
 
 func decodeBias(v []byte) (map[int32]float32, error) {
-	want := errorWant("an object from token ids to numbers from -100 to 100, of at most " + itoa(maxFields) + " entries")
-	fields, err := SplitObject(nil, v)
-	if err != nil {
+	want := errorWant("an object from token ids to numbers from -100 to 100, of at most " + itoa(maxLogitBias) + " entries")
+	s := scanner{b: v}
+	if s.peek() != '{' {
 		return nil, want
 	}
-	out := make(map[int32]float32, len(fields))
-	for _, f := range fields {
-		id, err := strconv.ParseInt(string(f.Key), 10, 32)
-		if err != nil || id < 0 {
-			return nil, want
+	out := map[int32]float32{}
+	err := s.members(1, func(key, value []byte) error {
+		id, err := strconv.ParseInt(string(key), 10, 32)
+		if err != nil || id < 0 || len(out) == maxLogitBias {
+			return want
 		}
-		b, err := decodeFloat(f.Value, -100, 100)
-		if err != nil {
-			return nil, want
-		}
+		b, err := decodeFloat(value, -100, 100)
 		out[int32(id)] = float32(b)
+		return err
+	})
+	if err != nil {
+		return nil, want
 	}
 	return out, nil
 }

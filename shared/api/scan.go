@@ -25,10 +25,16 @@ type Field struct {
 // SplitObject appends the members of the object in b to dst, in order, duplicates included. It validates all of b without
 // decoding it: a prompt of 64 KB costs one pass over its bytes.
 func SplitObject(dst []Field, b []byte) ([]Field, error) {
+	fields, _, err := splitObject(dst, b)
+	return fields, err
+}
+
+// splitObject is SplitObject; ascii tells that b holds nothing else, so that it is UTF-8.
+func splitObject(dst []Field, b []byte) (_ []Field, ascii bool, _ error) {
 	s := scanner{b: b}
 	s.space()
 	if s.peek() != '{' {
-		return dst, s.fail("want an object")
+		return dst, false, s.fail("want an object")
 	}
 	start := len(dst)
 	err := s.members(1, func(key, value []byte) error {
@@ -38,10 +44,10 @@ func SplitObject(dst []Field, b []byte) ([]Field, error) {
 		dst = append(dst, Field{Key: key, Value: value})
 		return nil
 	})
-	if err != nil {
-		return dst, err
+	if err == nil {
+		err = s.end()
 	}
-	return dst, s.end()
+	return dst, s.seen&tops == 0, err
 }
 
 // eachElement calls f with the bytes of each element of the array in b, until f returns false. b was validated before.
@@ -56,8 +62,9 @@ func eachElement(b []byte, f func(elem []byte) bool) error {
 
 // scanner walks JSON and validates it as encoding/json does (RFC 8259), without building values.
 type scanner struct {
-	b []byte
-	i int
+	b    []byte
+	i    int
+	seen uint64 // bits of the bytes of strings; what is outside of them is ASCII, or no JSON
 }
 
 func (s *scanner) fail(format string, args ...any) error {
@@ -203,35 +210,43 @@ func (s *scanner) next(closing byte) (more bool, err error) {
 	return false, s.fail("want a comma or %q", closing)
 }
 
-// plainBytes is how many of the next bytes are neither a quote nor a backslash nor a control character, as far as words of
-// eight bytes show it: a long prompt is one string.
-func plainBytes(b []byte) int {
-	const ones, tops = 0x0101010101010101, 0x8080808080808080
-	n := 0
-	for ; n+8 <= len(b); n += 8 {
-		w := binary.LittleEndian.Uint64(b[n:])
+// Words of eight equal bytes.
+const ones, tops = 0x0101010101010101, 0x8080808080808080
+
+// plain walks over the next bytes that are neither a quote nor a backslash nor a control character, as far as words of eight
+// bytes show it: a long prompt is one string.
+func (s *scanner) plain() {
+	rest, seen := s.b[s.i:], s.seen
+	for len(rest) >= 8 {
+		w := binary.LittleEndian.Uint64(rest)
 		quote, slash := w^(ones*'"'), w^(ones*'\\')
 		// A byte below c leaves its top bit in (w - c·ones) & ^w; a byte of 0 is below 1.
 		if ((quote-ones)&^quote|(slash-ones)&^slash|(w-ones*0x20)&^w)&tops != 0 {
 			break
 		}
+		seen |= w
+		rest = rest[8:]
 	}
-	return n
+	s.i, s.seen = len(s.b)-len(rest), seen
 }
 
 func (s *scanner) str() error {
 	s.i++
-	s.i += plainBytes(s.b[s.i:])
-	for ; s.i < len(s.b); s.i++ {
-		switch c := s.b[s.i]; {
-		case c == '"':
-			s.i++
-			return nil
-		case c < 0x20:
-			return s.fail("control character in a string")
-		case c == '\\':
-			if err := s.escape(); err != nil {
-				return err
+	for s.i < len(s.b) {
+		s.plain()
+		for word := min(s.i+8, len(s.b)); s.i < word; s.i++ { // what is not plain is in it
+			c := s.b[s.i]
+			s.seen |= uint64(c)
+			switch {
+			case c == '"':
+				s.i++
+				return nil
+			case c < 0x20:
+				return s.fail("control character in a string")
+			case c == '\\':
+				if err := s.escape(); err != nil {
+					return err
+				}
 			}
 		}
 	}

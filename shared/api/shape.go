@@ -4,8 +4,8 @@ import "strings"
 
 // setShape takes what asks for an answer that is more than text. It is forwarded as sent; a worker that cannot do it must
 // refuse it, because an answer that ignores it looks right.
-func (r *Request) setShape(key string, v []byte) (bool, error) {
-	switch key {
+func (r *Request) setShape(key, v []byte) (bool, error) {
+	switch string(key) {
 	case "tool_choice":
 		r.noTools = string(v) == `"none"`
 		if c := v[0]; c != '"' && c != '{' {
@@ -14,7 +14,7 @@ func (r *Request) setShape(key string, v []byte) (bool, error) {
 	case "response_format":
 		return true, r.setFormat(v)
 	case "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend":
-		r.need(key)
+		r.need(string(key))
 	default:
 		return false, nil
 	}

@@ -14,6 +14,7 @@ import (
 // "field X must be ...".
 var (
 	errString = errors.New("a string")
+	errUTF8   = errors.New("UTF-8")
 	errBool   = errors.New("true or false")
 	errInt    = errors.New("an integer")
 	errNumber = errors.New("a number")

@@ -3,7 +3,6 @@ package bus
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"strings"
 	"sync"
@@ -15,13 +14,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"meridian.internal/shared/phase"
+	"meridian.internal/shared/serve/servetest"
 )
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)
 
 func within(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -82,16 +82,14 @@ func TestStreamsAndBucketsExistAfterReady(t *testing.T) {
 
 func TestRecordsArriveOnceThoughTheServerComesLateAndRestarts(t *testing.T) {
 	store, spoolDir := t.TempDir(), t.TempDir()
-	e := startServer(t, "127.0.0.1:0", store)
-	addr := e.Addr().String()
-	e.Close()
+	addr := servetest.Addr(t)
 	c := connect(t, "nats://"+addr)
 	p, err := NewPublisher(c, PublisherOptions{SpoolDir: spoolDir, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
 	publish(t, p, "early")
-	e = startServer(t, addr, store)
+	e := startServer(t, addr, store)
 	if err := p.Flush(within(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +125,7 @@ func received(t *testing.T, c *Conn, n int) (ids []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	batch, err := cons.Fetch(n, jetstream.FetchMaxWait(10*time.Second))
+	batch, err := cons.Fetch(n, jetstream.FetchMaxWait(time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,11 +247,21 @@ func TestADiskThatRefusesIsReplacedByMemory(t *testing.T) {
 	p.send = f.send
 	p.spool.w.Close() // every write fails from here on
 	publish(t, p, "kept in memory")
+	for _, id := range []string{"the second", "the third"} {
+		if _, err := p.PublishHeld(aRecord(id)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, id := range []string{"kept in memory", "the second", "the third"} {
+		if e := p.memory[i]; !strings.Contains(string(e.data), id) {
+			t.Errorf("message %d is %s", i, e.data)
+		}
+	}
 	p.start()
 	if err := p.Close(within(t)); err != nil {
 		t.Fatal(err)
 	}
-	if s := p.Stats(); s.Stored != 1 || s.Dropped != 0 {
+	if s := p.Stats(); s.Stored != 3 || s.Dropped != 0 {
 		t.Errorf("stats %+v", s)
 	}
 }

@@ -138,6 +138,9 @@ func (c *Conn) maintain(ctx context.Context) {
 				}
 				break
 			}
+			if ctx.Err() != nil {
+				return
+			}
 			c.log.Warn("streams are not ready", "error", err)
 			if !pause(ctx, ensureRetry) {
 				return

@@ -19,6 +19,7 @@ const (
 	StreamClockLog  = "MERIDIAN_CLOCK_LOG"
 	BucketNodes     = "MERIDIAN_NODES"
 	BucketAdoptions = "MERIDIAN_ADOPTIONS" // leases on the records of routers that are gone
+	BucketBequests  = "MERIDIAN_BEQUESTS"  // lines that were written for routers that are gone, for when they are back
 	BucketClocks    = "MERIDIAN_CLOCKS"
 
 	SubjectPhases = "meridian.phase.>" // meridian.phase.<router>.<role>.<node>
@@ -51,10 +52,15 @@ func IterSubject(node string) string { return "meridian.iter." + Token(node) }
 // IterSubjects are those of all nodes.
 const IterSubjects = "meridian.iter.*"
 
-// KVSubject is where node publishes its KV events, LoadSubject where it tells its load, ReserveSubject where a router tells
-// what it has reserved. No stream keeps any of them: what is lost is repaired by what comes later.
-func KVSubject(node string) string        { return "meridian.kv." + Token(node) }
-func LoadSubject(node string) string      { return "meridian.load." + Token(node) }
+// No stream keeps what goes to the following subjects: what is lost is repaired by what comes later.
+
+// KVSubject is where a node publishes its KV events.
+func KVSubject(node string) string { return "meridian.kv." + Token(node) }
+
+// LoadSubject is where a node tells its load.
+func LoadSubject(node string) string { return "meridian.load." + Token(node) }
+
+// ReserveSubject is where a router tells what it has reserved.
 func ReserveSubject(router string) string { return "meridian.reserve." + Token(router) }
 
 // Subjects of all nodes and routers.

@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,80 +13,114 @@ import (
 // then it need not be sent. The names are those of a message of the stream.
 type Held struct {
 	p  *Publisher
-	id string
+	at position
 }
 
 // Ack takes the record out of what is to be sent. After it was sent, this does nothing.
 func (h Held) Ack() error {
-	h.p.held.settle(h.id)
+	h.p.held.settle(h.at)
 	return nil
 }
 
 // InProgress does nothing: nobody brings the record again.
 func (h Held) InProgress() error { return nil }
 
-// recordBytes is room for most records.
-const recordBytes = 2 << 10
+// texts are records while they are written to the spool.
+var texts = sync.Pool{New: func() any { b := make([]byte, 0, recordBytes); return &b }}
+
+const (
+	recordBytes = 2 << 10  // room for most records
+	keepText    = 64 << 10 // larger memory is left to the collector
+)
 
 // PublishHeld is Publish of a record without steps, which is sent after PublisherOptions.Hold unless it was acknowledged
 // meanwhile. Its spool entry is written at once all the same.
 func (p *Publisher) PublishHeld(rec *phase.Record) (Held, error) {
-	e := entry{subject: PhaseSubject(rec.Router, rec.Role, rec.Node), id: p.nextID(rec), kind: kindRecord, data: phase.Append(make([]byte, 0, recordBytes), rec)}
-	p.held.add(e.id)
-	err := p.put([]entry{e})
-	if err != nil {
-		p.held.drop(e.id)
+	text := texts.Get().(*[]byte)
+	*text = phase.Append((*text)[:0], rec)
+	e := entry{subject: PhaseSubject(rec.Router, rec.Role, rec.Node), id: p.nextID(rec), kind: kindRecord, data: *text}
+	from, to, err := p.put([]entry{e})
+	if err == nil {
+		p.held.add(from, to)
 	}
-	return Held{p, e.id}, err
+	if cap(*text) <= keepText {
+		texts.Put(text)
+	}
+	return Held{p, from}, err
 }
 
 // held knows the records in the spool that may be acknowledged before they are sent. The zero value holds nothing back.
 type held struct {
 	time time.Duration // from the spool to the stream
 
-	mu   sync.Mutex      // guards done
-	done map[string]bool // by message id; true: need not be sent
+	mu   sync.Mutex // guards list
+	list []waiting  // in the order of the spool
 }
 
-func (h *held) add(id string) {
-	if h.time == 0 {
+// waiting is a record in the spool.
+type waiting struct {
+	from, to position
+	done     bool // need not be sent
+}
+
+func (h *held) add(from, to position) {
+	if h.time == 0 || from == to { // it does not wait, or memory has it
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.done == nil {
-		h.done = map[string]bool{}
+	i := len(h.list)
+	for i > 0 && from.before(h.list[i-1].from) { // the one before was written and is not here yet
+		i--
 	}
-	h.done[id] = false
+	h.list = slices.Insert(h.list, i, waiting{from: from, to: to})
 }
 
-func (h *held) settle(id string) {
+// find is the place of a record in the list. The mutex is held.
+func (h *held) find(from position) (int, bool) {
+	return slices.BinarySearchFunc(h.list, from, func(w waiting, p position) int {
+		switch {
+		case w.from.before(p):
+			return -1
+		case p.before(w.from):
+			return 1
+		}
+		return 0
+	})
+}
+
+func (h *held) settle(from position) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if _, waits := h.done[id]; waits {
-		h.done[id] = true
+	if i, waits := h.find(from); waits {
+		h.list[i].done = true
 	}
 }
 
-// drop forgets the record of a message that is not in the spool.
-func (h *held) drop(id string) {
+// pass has the reader pass over the records at its place that need not be sent, unread, and returns how many there were.
+func (h *held) pass(r *spoolReader) (n int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.done, id)
+	i, _ := h.find(r.at) // those before were sent
+	for ; i < len(h.list) && h.list[i].done; i++ {
+		if r.nextSegment(); h.list[i].from != r.at {
+			break // another message is before it
+		}
+		r.at = h.list[i].to
+		n++
+	}
+	h.list = slices.Delete(h.list, 0, i)
+	return n
 }
 
-// unsettled returns the entries that are still to be sent, in the same memory, and holds none of them any longer.
+// unsettled returns the entries that are still to be sent, in the same memory.
 func (h *held) unsettled(entries []entry) []entry {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	kept := entries[:0]
-	for _, e := range entries {
-		if !h.done[e.id] {
-			kept = append(kept, e)
-		}
-		delete(h.done, e.id)
-	}
-	return kept
+	return slices.DeleteFunc(entries, func(e entry) bool {
+		i, waits := h.find(e.at)
+		return waits && h.list[i].done
+	})
 }
 
 // age waits until what is in the spool now has been held for its time, and has the reader stop there. false: ctx ended.

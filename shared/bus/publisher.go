@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -151,25 +152,27 @@ func (p *Publisher) PublishWithSteps(rec *phase.Record, steps *infer.StepRecords
 		entries = append(entries, entry{subject: subject, id: p.nextID(rec), kind: kindSteps, data: part})
 	}
 	entries = append(entries, entry{subject: subject, id: p.nextID(rec), kind: kindRecord, data: phase.Append(nil, rec)})
-	return p.put(entries)
+	_, _, err := p.put(entries)
+	return err
 }
 
 func (p *Publisher) nextID(rec *phase.Record) string {
 	return string(rec.Instance) + "." + strconv.FormatInt(p.seq.Add(1), 10)
 }
 
-func (p *Publisher) put(entries []entry) error {
+// put takes messages, and says where in the spool they are: nowhere when memory has them.
+func (p *Publisher) put(entries []entry) (from, to position, err error) {
 	n := int64(len(entries))
 	p.emitted.Add(n)
-	err := p.spool.append(entries...)
+	from, to, err = p.spool.append(entries...)
 	if err != nil && !p.keepInMemory(entries, err) {
 		if p.dropped.Add(n) == n {
 			p.log.Error("records are being dropped", "error", err)
 		}
-		return fmt.Errorf("keep record: %w", err)
+		return from, to, fmt.Errorf("keep record: %w", err)
 	}
 	poke(p.notify)
-	return nil
+	return from, to, nil
 }
 
 // keepInMemory takes what a failing disk refused. A spool that is full has too much already.
@@ -185,7 +188,10 @@ func (p *Publisher) keepInMemory(entries []entry, err error) bool {
 	if len(p.memory) == 0 {
 		p.log.Warn("spool refuses records; keeping some in memory", "error", err)
 	}
-	p.memory = append(p.memory, entries...)
+	for _, e := range entries {
+		e.data = bytes.Clone(e.data) // the caller uses its memory again
+		p.memory = append(p.memory, e)
+	}
 	return true
 }
 
@@ -216,6 +222,11 @@ func (p *Publisher) run(ctx context.Context, r *spoolReader) {
 
 // sendSome sends the next entries of the spool, or else those in memory, until they are acknowledged.
 func (p *Publisher) sendSome(ctx context.Context, r *spoolReader) (bool, error) {
+	if n := p.held.pass(r); n > 0 {
+		p.stored.Add(n)
+		p.done = r.at
+		return true, p.spool.commit(r.at)
+	}
 	entries, err := r.next()
 	if err != nil {
 		return false, err

@@ -37,6 +37,8 @@ type entry struct {
 	id      string // Nats-Msg-Id
 	kind    byte   // kindRecord or kindSteps
 	data    []byte
+
+	at position // where it was read
 }
 
 const (
@@ -46,6 +48,10 @@ const (
 
 // position is a place in the spool: everything before it is acknowledged.
 type position struct{ seg, off int64 }
+
+func (p position) before(q position) bool {
+	return p.seg < q.seg || p.seg == q.seg && p.off < q.off
+}
 
 // spool is a queue on disk in segment files 0000000001.spool, ... An entry is there when append returns (write(2), no
 // fsync). Any goroutine appends; one goroutine reads and commits.
@@ -167,7 +173,7 @@ func (s *spool) scan(seg, from int64) (count, size int64) {
 		entries, next, _ := readFrames(f, from, buf)
 		if len(entries) == 0 {
 			if info, err := f.Stat(); err == nil && info.Size() > from {
-				os.Truncate(s.path(seg), from)
+				_ = os.Truncate(s.path(seg), from) // for the disk's sake: nothing is written behind it
 			}
 			return count, from
 		}
@@ -196,12 +202,12 @@ func (s *spool) openSegment(seg int64) error {
 	return nil
 }
 
-// append writes all entries with one write(2): either all are there or none.
-func (s *spool) append(entries ...entry) error {
+// append writes all entries with one write(2): either all are there, between from and to, or none.
+func (s *spool) append(entries ...entry) (from, to position, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.w == nil {
-		return ErrClosed
+		return from, to, ErrClosed
 	}
 	s.buf = s.buf[:0]
 	for _, e := range entries {
@@ -209,23 +215,35 @@ func (s *spool) append(entries ...entry) error {
 	}
 	size := s.sizes[s.seg]
 	if s.total+int64(len(s.buf)) > s.maxBytes {
-		return fmt.Errorf("%w: %s holds %d bytes of at most %d", ErrSpoolFull, s.dir, s.total, s.maxBytes)
+		return from, to, fmt.Errorf("%w: %s holds %d bytes of at most %d", ErrSpoolFull, s.dir, s.total, s.maxBytes)
 	}
 	if size > 0 && size+int64(len(s.buf)) > s.segment {
 		if err := s.openSegment(s.seg + 1); err != nil {
-			return err
+			return from, to, err
 		}
 		size = 0
 	}
 	if n, err := s.w.Write(s.buf); err != nil {
-		if n > 0 { // a torn entry in the middle would hide what follows
-			s.w.Truncate(size)
-			s.w.Seek(size, io.SeekStart)
+		err = fmt.Errorf("write spool segment: %w", err)
+		if n > 0 {
+			err = errors.Join(err, s.untear(size))
 		}
-		return fmt.Errorf("write spool segment: %w", err)
+		return from, to, err
 	}
 	s.sizes[s.seg] = size + int64(len(s.buf))
 	s.total += int64(len(s.buf))
+	return position{s.seg, size}, position{s.seg, s.sizes[s.seg]}, nil
+}
+
+// untear takes what follows size off the segment, or begins another: a torn entry in the middle would hide what follows.
+func (s *spool) untear(size int64) error {
+	err := s.w.Truncate(size)
+	if err == nil {
+		_, err = s.w.Seek(size, io.SeekStart)
+	}
+	if err != nil {
+		return s.openSegment(s.seg + 1)
+	}
 	return nil
 }
 

@@ -34,8 +34,11 @@ func newSpoolReader(s *spool, from position) *spoolReader {
 // until the next call.
 func (r *spoolReader) next() ([]entry, error) {
 	for {
+		if r.limit != nil && !r.at.before(*r.limit) {
+			return nil, nil
+		}
 		size, following := r.s.end(r.at.seg)
-		if r.limit != nil && r.at.seg >= r.limit.seg {
+		if r.limit != nil && r.at.seg == r.limit.seg {
 			size, following = min(size, r.limit.off), 0
 		}
 		if r.at.off >= size {
@@ -50,6 +53,9 @@ func (r *spoolReader) next() ([]entry, error) {
 		}
 		entries, next, err := readFrames(r.f, r.at.off, r.buf[:min(int64(len(r.buf)), size-r.at.off)])
 		if len(entries) > 0 {
+			for i := range entries {
+				entries[i].at.seg = r.at.seg
+			}
 			r.at.off = next
 			return entries, nil
 		}
@@ -59,6 +65,13 @@ func (r *spoolReader) next() ([]entry, error) {
 		at := r.at
 		r.at.off = size // nothing after a damaged frame can be found: go on with the next segment
 		return nil, fmt.Errorf("read spool %s at %d: %w", r.s.path(at.seg), at.off, err)
+	}
+}
+
+// nextSegment goes on to the next segment behind the last entry of one that is complete.
+func (r *spoolReader) nextSegment() {
+	if size, following := r.s.end(r.at.seg); r.at.off >= size && following != 0 {
+		r.at = position{seg: following}
 	}
 }
 
@@ -95,6 +108,7 @@ func readFrames(f io.ReaderAt, off int64, buf []byte) (entries []entry, next int
 		if !ok {
 			break
 		}
+		e.at.off = off
 		entries = append(entries, e)
 		b = b[size:]
 		off += int64(size)

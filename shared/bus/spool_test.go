@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -44,7 +45,7 @@ func TestSpoolReturnsEveryEntryInOrderAcrossSegments(t *testing.T) {
 	r := newSpoolReader(s, start)
 	defer r.close()
 	for i := range 20 {
-		if err := s.append(record(i)); err != nil {
+		if _, _, err := s.append(record(i)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -116,7 +117,7 @@ func TestSpoolRefusesWhatWouldExceedItsLimit(t *testing.T) {
 	defer s.close(position{})
 	var err error
 	for i := 0; err == nil && i < 100; i++ {
-		err = s.append(record(3))
+		_, _, err = s.append(record(3))
 	}
 	if !errors.Is(err, ErrSpoolFull) || s.bytes() > 300 {
 		t.Errorf("error %v at %d bytes, want ErrSpoolFull at 300 or less", err, s.bytes())
@@ -151,6 +152,42 @@ func TestSpoolSkipsDamageInTheMiddle(t *testing.T) {
 		t.Errorf("after the damage: %v, want what the later segments hold", got)
 	}
 	s.close(position{})
+}
+
+func TestATornWriteHidesNothing(t *testing.T) {
+	for _, broken := range []bool{false, true} { // the file takes no repair either
+		dir := t.TempDir()
+		s, start, _ := mustOpen(t, dir, 1<<20, 1<<10)
+		r := newSpoolReader(s, start)
+		_, to, err := s.append(record(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.w.Write(appendFrame(nil, record(2))[:20]); err != nil {
+			t.Fatal(err)
+		}
+		if broken {
+			s.w.Close()
+		}
+		if err := s.untear(to.off); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := s.append(record(3)); err != nil {
+			t.Fatal(err)
+		}
+		if got := ids(t, r); !slices.Equal(got, []string{"1", "3"}) {
+			t.Errorf("broken %v: %v came back", broken, got)
+		}
+		r.close()
+		s.close(position{})
+		s, start, found := mustOpen(t, dir, 1<<20, 1<<10)
+		r = newSpoolReader(s, start)
+		if got := ids(t, r); found != 2 || !slices.Equal(got, []string{"1", "3"}) {
+			t.Errorf("broken %v, after a restart: %d, %v came back", broken, found, got)
+		}
+		r.close()
+		s.close(position{})
+	}
 }
 
 func FuzzParseFrame(f *testing.F) {

@@ -58,11 +58,12 @@ func clockStream() jetstream.StreamConfig {
 }
 
 // buckets are kept in memory: what they hold is put again within seconds after a restart of the server, and an old entry
-// of a process that is gone must not come back.
+// of a process that is gone must not come back. Bequests are of processes that are gone, and wait as long as records do.
 func buckets() []jetstream.KeyValueConfig {
 	return []jetstream.KeyValueConfig{
 		{Bucket: BucketNodes, Description: "registrations", Storage: jetstream.MemoryStorage, TTL: nodesTTL, History: 1},
 		{Bucket: BucketAdoptions, Description: "leases on the records of routers that are gone", Storage: jetstream.MemoryStorage, TTL: nodesTTL, History: 1},
+		{Bucket: BucketBequests, Description: "lines written for routers that are gone", Storage: jetstream.FileStorage, TTL: phaseMaxAge, History: 1},
 		{Bucket: BucketClocks, Description: "newest clock estimates", Storage: jetstream.MemoryStorage, History: 1},
 	}
 }

@@ -20,6 +20,7 @@ type head struct {
 	path   string
 	host   string
 	length int64 // -1: not said
+	hosted bool  // a host was said, if an empty one
 	other  bool  // not of the ordinary form
 	coded  bool  // it has a transfer encoding
 	close  bool  // the client wants no further request on the connection
@@ -125,10 +126,10 @@ func (h *head) field(line string) error {
 		}
 		h.length = int64(n)
 	case "Host":
-		if h.host != "" {
+		if h.hosted {
 			return ErrHead
 		}
-		h.host = value
+		h.host, h.hosted = value, true
 		return nil // net/http keeps it out of the header too
 	case "Connection":
 		switch {

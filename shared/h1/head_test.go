@@ -40,6 +40,7 @@ func TestParseHead(t *testing.T) {
 		{"a hexadecimal length", strings.Replace(ordinary, ": 2", ": 0x2", 1), ErrHead},
 		{"two lengths in one", strings.Replace(ordinary, ": 2", ": 2, 2", 1), ErrHead},
 		{"two hosts", with("Host: g"), ErrHead},
+		{"an empty host and another", strings.Replace(with("Host: g"), "Host: h", "Host:", 1), ErrHead},
 		{"space before the colon", with("X-A : c"), ErrHead},
 		{"a folded line", with("X-A: c\r\n d"), ErrHead},
 		{"no name", with(": c"), ErrHead},

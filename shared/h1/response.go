@@ -30,6 +30,7 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 	n, err := b.c.Read(p)
 	if b.left -= int64(n); n > 0 && b.left == 0 {
+		b.c.Release()    // the answer may be a long stream
 		return n, io.EOF // a reader that takes it saves a call
 	}
 	if err == io.EOF { //nolint:errorlint // readers return it bare
@@ -55,7 +56,7 @@ const (
 	keepBytes  = 64 << 10 // larger buffers are left to the collector
 )
 
-// piece is a buffer of what goes out; two of a pool are held between the first byte of a piece and its write.
+// piece is a buffer of what goes out: what was not composed yet, and what was and is not written; of a pool, held as long as there is any.
 type piece struct{ body, out []byte }
 
 var pieces = sync.Pool{New: func() any { return new(piece) }}
@@ -74,10 +75,11 @@ type response struct {
 	keep    bool
 	failed  error
 	piece   *piece // nil: nothing waits
+	bounded bool   // the handler has set a deadline for writes
 }
 
 // begin makes the request of the head that was read.
-func (w *response) begin(c *conn, ctx context.Context) *http.Request {
+func (w *response) begin(ctx context.Context, c *conn) *http.Request {
 	if w.header == nil {
 		w.header, w.fields = http.Header{}, http.Header{}
 	}
@@ -122,26 +124,43 @@ func (w *response) WriteHeader(status int) {
 
 // Write is io.Writer's. What it takes waits for a flush, the end, or more of it.
 func (w *response) Write(p []byte) (int, error) {
+	if err := w.take(p); err != nil {
+		return 0, err
+	}
+	if len(w.piece.body) >= flushBytes {
+		return len(p), w.FlushError()
+	}
+	return len(p), nil
+}
+
+// WriteNow is Write and a flush, but never waits: all is false when the connection had no room for all of it. The rest goes out
+// with the next flush.
+func (w *response) WriteNow(p []byte) (all bool, err error) {
+	if err := w.take(p); err != nil {
+		return false, err
+	}
+	err = w.send(false, w.c.WriteNow)
+	return w.piece == nil, err
+}
+
+func (w *response) take(p []byte) error {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
 	switch {
 	case w.failed != nil:
-		return 0, w.failed
+		return w.failed
 	case bodiless(w.status):
-		return 0, http.ErrBodyNotAllowed
+		return http.ErrBodyNotAllowed
 	case w.length >= 0 && w.wrote+int64(len(p)) > w.length:
-		return 0, http.ErrContentLength
+		return http.ErrContentLength
 	}
 	w.wrote += int64(len(p))
 	if w.piece == nil {
 		w.piece = pieces.Get().(*piece)
 	}
 	w.piece.body = append(w.piece.body, p...)
-	if len(w.piece.body) >= flushBytes {
-		return len(p), w.FlushError()
-	}
-	return len(p), nil
+	return nil
 }
 
 // Flush is http.Flusher's.
@@ -152,26 +171,30 @@ func (w *response) FlushError() error {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
-	return w.send(false)
+	return w.send(false, w.c.Write)
 }
 
 // SetReadDeadline is what http.ResponseController calls.
 func (w *response) SetReadDeadline(t time.Time) error { w.c.ReadBy(t); return nil }
 
 // SetWriteDeadline is what http.ResponseController calls.
-func (w *response) SetWriteDeadline(t time.Time) error { w.c.WriteBy(t); return nil }
+func (w *response) SetWriteDeadline(t time.Time) error {
+	w.bounded = !t.IsZero()
+	w.c.WriteBy(t)
+	return nil
+}
 
 // end sends what is left; false: the connection cannot go on.
 func (w *response) end() bool {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
-	err := w.send(true)
+	err := w.send(true, w.c.Write)
 	return err == nil && w.keep && (w.chunked || bodiless(w.status) || w.wrote == w.length)
 }
 
-// send writes what waits; last: nothing follows.
-func (w *response) send(last bool) error {
+// send writes what waits; last: nothing follows. What write leaves waits on.
+func (w *response) send(last bool, write func([]byte) (int, error)) error {
 	if w.failed != nil {
 		return w.failed
 	}
@@ -179,7 +202,6 @@ func (w *response) send(last bool) error {
 	if p == nil {
 		p = pieces.Get().(*piece)
 	}
-	p.out = p.out[:0]
 	if !w.sent {
 		p.out = w.appendHead(p.out, p.body, last)
 	}
@@ -194,13 +216,27 @@ func (w *response) send(last bool) error {
 		p.out = append(p.out, "0\r\n\r\n"...)
 	}
 	if len(p.out) > 0 {
-		_, w.failed = w.c.Write(p.out)
+		if !w.bounded { // a client that reads nothing holds the connection no longer than one that says nothing
+			w.c.WriteBy(time.Now().Add(w.c.s.o.IdleTime))
+		}
+		n := 0
+		n, w.failed = write(p.out)
+		p.out = p.out[:copy(p.out, p.out[n:])]
 	}
-	if p.body = p.body[:0]; cap(p.body)+cap(p.out) <= keepBytes {
+	p.body = p.body[:0]
+	if w.piece = p; len(p.out) == 0 || w.failed != nil {
+		w.drop()
+	}
+	return w.failed
+}
+
+// drop gives back the memory of what goes out.
+func (w *response) drop() {
+	p := w.piece
+	if w.piece = nil; cap(p.body)+cap(p.out) <= keepBytes {
+		p.body, p.out = p.body[:0], p.out[:0]
 		pieces.Put(p)
 	}
-	w.piece = nil
-	return w.failed
 }
 
 func bodiless(status int) bool {

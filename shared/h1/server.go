@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"meridian.internal/shared/poll"
 	"meridian.internal/shared/sock"
 )
 
@@ -22,7 +23,7 @@ type Options struct {
 	Other      func(net.Conn)
 	Closed     func()        // a connection was closed here; nil: nobody asks
 	HeaderTime time.Duration // from the connection's or the head's first byte to the head's last
-	IdleTime   time.Duration // between two requests, at most; half of it at least
+	IdleTime   time.Duration // between two requests, at most; half of it at least. Also of a write, where the handler sets no deadline
 	MaxHead    int           // bytes
 	Logger     *slog.Logger  // of handlers that panic; nil: slog.Default()
 }
@@ -30,7 +31,7 @@ type Options struct {
 // Server serves connections that it is given. Safe for concurrent use. A nil one has none to drain or to close.
 type Server struct {
 	o      Options
-	leaves leaves
+	leaves poll.Loop       // sees which clients have left, while nobody reads from their connections
 	base   context.Context // of all requests, so that the end of the grace time reaches them
 	cut    context.CancelFunc
 	gone   sync.WaitGroup // connections that are served
@@ -62,12 +63,12 @@ func (s *Server) Serve(nc net.Conn) {
 	c.ctx, c.leave = context.WithCancel(s.base)
 	var rest []byte
 	handOver := true
-	if err := s.leaves.add(c); err != nil { // nobody would tell it that its client has left
-		s.o.Logger.Debug("left to net/http", "error", err)
+	if err := c.watch(); err != nil { // nobody would tell it that its client has left
+		s.o.Logger.Debug("left to net/http", "client", c.remote, "error", err)
 	} else {
 		rest, handOver = c.serve()
 	}
-	s.leaves.remove(c)
+	c.watched.Stop()
 	c.leave()
 	s.mu.Lock()
 	delete(s.conns, c)
@@ -134,7 +135,7 @@ func (s *Server) Close() error {
 		_ = c.Close()
 	}
 	s.mu.Unlock()
-	return s.leaves.close()
+	return s.leaves.Close()
 }
 
 // States of a connection.
@@ -151,13 +152,21 @@ type conn struct {
 	remote  string
 	ctx     context.Context    // of the connection: ends when the client has left
 	leave   context.CancelFunc // its end
-	watched watch
+	watched *poll.Watch        // nil: it has no socket
 	state   atomic.Int32
 	idleBy  time.Time // read deadline of the wait for a request
 	served  bool      // a request came before
 	head    head
 	body    body
 	res     response
+}
+
+// watch has the connection told that its client has left. One without a socket, as tests have, is not watched.
+func (c *conn) watch() (err error) {
+	if c.Raw() != nil {
+		c.watched, err = c.s.leaves.Watch(c.Raw(), poll.Left, func() bool { c.leave(); return false })
+	}
+	return err
 }
 
 // serve serves requests. handOver: what follows, beginning with rest, is for another server.
@@ -247,7 +256,7 @@ func (c *conn) request() bool {
 	c.body = body{c: c, left: c.head.length}
 	ctx, cancel := context.WithCancel(c.ctx)
 	defer cancel()
-	r := c.res.begin(c, ctx)
+	r := c.res.begin(ctx, c)
 	c.s.o.Handler.ServeHTTP(&c.res, r)
 	keep := c.res.end()
 	c.body.c = nil // a handler that still reads gets nothing of the next request

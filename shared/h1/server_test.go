@@ -46,6 +46,20 @@ func serve(t *testing.T, h http.HandlerFunc) *fixture {
 	return f
 }
 
+// soon is how long a test waits for what comes at once where nothing is broken; megabytes take a loaded machine a while.
+const soon = 2 * time.Minute
+
+// within waits for a value.
+func within[T any](t *testing.T, ch <-chan T, what string) (v T) {
+	t.Helper()
+	select {
+	case v = <-ch:
+	case <-time.After(soon):
+		t.Fatalf("%s: not after %s", what, soon)
+	}
+	return v
+}
+
 func (f *fixture) dial(t *testing.T) (net.Conn, *bufio.Reader) {
 	t.Helper()
 	c, err := net.Dial("tcp", f.addr)
@@ -53,7 +67,7 @@ func (f *fixture) dial(t *testing.T) (net.Conn, *bufio.Reader) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(soon))
 	return c, bufio.NewReader(c)
 }
 
@@ -178,7 +192,7 @@ func TestConnectionsThatEnd(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", body, err)
 		}
-		<-f.ended
+		within(t, f.ended, "the connection is closed")
 	}
 	f := serve(t, echo)
 	c, r := f.dial(t)
@@ -217,7 +231,8 @@ func TestOtherRequestsAreHandedOver(t *testing.T) {
 		_, _ = io.WriteString(c, ask("first"))
 		answer(t, r)
 		_, _ = io.WriteString(c, in)
-		o := <-f.others
+		o := within(t, f.others, "the connection is handed over")
+		_ = o.SetDeadline(time.Now().Add(soon))
 		got := make([]byte, len(in))
 		if _, err := io.ReadFull(o, got); err != nil || string(got) != in {
 			t.Errorf("%s: %v %q", name, err, got)
@@ -259,15 +274,44 @@ func TestAClientThatLeavesEndsItsRequest(t *testing.T) {
 			})
 			c, _ := f.dial(t)
 			_, _ = io.WriteString(c, ask("hi"))
-			<-began
+			within(t, began, "the handler begins")
 			leave(c.(*net.TCPConn))
-			select {
-			case <-ended:
-			case <-time.After(10 * time.Second):
-				t.Error("the handler was not told")
-			}
-			<-f.ended
+			within(t, ended, "the handler is told")
+			within(t, f.ended, "the connection is closed")
 		})
+	}
+}
+
+func TestWhatIsNotTakenNowGoesOutLater(t *testing.T) {
+	sent := make(chan int64, 1)
+	f := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		now := w.(interface {
+			WriteNow(p []byte) (all bool, err error)
+		})
+		n, all := int64(0), true
+		for all { // until there is no room: nobody reads
+			var err error
+			if all, err = now.WriteNow(bytes.Repeat([]byte("0123456789"), 10<<10)); err != nil {
+				t.Error(err)
+				return
+			}
+			n += 100 << 10
+		}
+		sent <- n // now somebody does
+		_ = http.NewResponseController(w).Flush()
+		if all, err := now.WriteNow([]byte("end")); !all || err != nil {
+			t.Errorf("after the flush: %t, %v", all, err)
+		}
+	})
+	c, r := f.dial(t)
+	for range 2 { // on one connection
+		_, _ = io.WriteString(c, ask("hi"))
+		n := within(t, sent, "no room is left")
+		_, got := answer(t, r)
+		if want := strings.Repeat("0123456789", int(n/10)) + "end"; got != want {
+			t.Errorf("got %d bytes, want %d", len(got), len(want))
+		}
 	}
 }
 
@@ -285,10 +329,10 @@ func TestAClientThatTakesNothingIsCut(t *testing.T) {
 	})
 	c, _ := f.dial(t)
 	_, _ = io.WriteString(c, ask("hi"))
-	if err := <-failed; err == nil || !strings.Contains(err.Error(), "timeout") {
+	if err := within(t, failed, "the write ends"); err == nil || !strings.Contains(err.Error(), "timeout") {
 		t.Errorf("got %v", err)
 	}
-	<-f.ended
+	within(t, f.ended, "the connection is closed")
 }
 
 func TestDrain(t *testing.T) {
@@ -300,7 +344,7 @@ func TestDrain(t *testing.T) {
 	_, idle := f.dial(t)
 	c, r := f.dial(t)
 	_, _ = io.WriteString(c, ask("hi"))
-	<-began
+	within(t, began, "the handler begins")
 	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if f.Drain(short) == nil {
@@ -311,7 +355,9 @@ func TestDrain(t *testing.T) {
 	if res, _ := answer(t, r); res.StatusCode != 200 || !res.Close {
 		t.Errorf("%d, close %t", res.StatusCode, res.Close)
 	}
-	if err := f.Drain(t.Context()); err != nil {
+	long, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	if err := f.Drain(long); err != nil {
 		t.Error(err)
 	}
 }

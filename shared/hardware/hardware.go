@@ -74,25 +74,26 @@ func (s *Sampler) Run(ctx context.Context) error {
 // Newest gives the newest reading. Any goroutine may call it; the sample must not be changed.
 func (s *Sampler) Newest() *Sample { return s.newest.Load() }
 
-// Memory is what rows of iterations carry.
-func (s *Sampler) Memory() rows.Memory {
+// Memory is what rows of iterations carry: of the process, and of some of the accelerators.
+func (s *Sampler) Memory(cards []int) rows.Memory {
 	n := s.Newest()
 	m := rows.Memory{CPU: n.RSS, Pinned: n.Pinned}
-	for i := range n.GPUs {
-		if g := n.GPUs[i].MemoryUsed; g.OK {
-			m.GPU = rows.Some(m.GPU.V + g.V)
+	for _, i := range cards {
+		if i < len(n.GPUs) && n.GPUs[i].MemoryUsed.OK {
+			m.GPU = rows.Some(m.GPU.V + n.GPUs[i].MemoryUsed.V)
 		}
 	}
 	return m
 }
 
-// Energy is what all accelerators have used, in joules; not ok where that cannot be measured.
-func (s *Sampler) Energy() (joules float64, ok bool) {
-	for _, g := range s.Newest().GPUs {
-		if !g.Energy.OK {
+// Energy is what some of the accelerators have used, in joules; not ok where that cannot be measured of each.
+func (s *Sampler) Energy(cards []int) (joules float64, ok bool) {
+	gpus := s.Newest().GPUs
+	for _, i := range cards {
+		if i >= len(gpus) || !gpus[i].Energy.OK {
 			return 0, false
 		}
-		joules, ok = joules+g.Energy.V, true
+		joules, ok = joules+gpus[i].Energy.V, true
 	}
 	return joules, ok
 }
@@ -101,6 +102,9 @@ func (s *Sampler) Energy() (joules float64, ok bool) {
 // before Run.
 func (s *Sampler) Watch(open func() (func() ([]rows.GPU, error), error)) {
 	read, err := open()
+	if err == nil && read == nil {
+		return // there are none
+	}
 	s.o.GPUs = func() ([]rows.GPU, error) {
 		if err != nil {
 			return nil, err

@@ -46,7 +46,7 @@ func TestAGPUThatIsNotThereIsAskedForOnce(t *testing.T) {
 	if asked != 1 || strings.Count(log.String(), "\n") != 1 {
 		t.Errorf("asked %d times; log: %s", asked, log.String())
 	}
-	if m := s.Memory(); m.GPU.OK {
+	if m := s.Memory([]int{0}); m.GPU.OK || !m.CPU.OK {
 		t.Errorf("memory of no GPU is %+v", m.GPU)
 	}
 }
@@ -61,8 +61,21 @@ func TestALibraryThatIsNotThereIsOpenedOnce(t *testing.T) {
 	if opened != 1 || strings.Count(log.String(), "\n") != 1 || !strings.Contains(log.String(), "no library") {
 		t.Errorf("opened %d times; log: %s", opened, log.String())
 	}
-	if _, ok := s.Energy(); ok {
+	if _, ok := s.Energy([]int{0}); ok {
 		t.Error("the energy of no GPU is known")
+	}
+}
+
+func TestEnergyIsThatOfTheCardsThatAreAskedFor(t *testing.T) {
+	joules := func(v float64) rows.GPU { return rows.GPU{Energy: rows.Ratio{V: v, OK: true}} }
+	s := New(Options{GPUs: func() ([]rows.GPU, error) { return []rows.GPU{joules(3), joules(4), {}}, nil }})
+	for _, c := range []struct {
+		cards []int
+		want  float64 // 0: unknown
+	}{{nil, 0}, {[]int{0}, 3}, {[]int{1, 0}, 7}, {[]int{0, 2}, 0}, {[]int{3}, 0}} {
+		if got, ok := s.Energy(c.cards); got != c.want && ok || ok != (c.want > 0) {
+			t.Errorf("cards %v have used %v J, known %t; want %v", c.cards, got, ok, c.want)
+		}
 	}
 }
 
@@ -88,8 +101,13 @@ func TestMetricsSayWhatIsKnownAndAreClean(t *testing.T) {
 	if problems, err := promlint.NewWithMetricFamilies(families).Lint(); err != nil || len(problems) > 0 {
 		t.Errorf("%v %+v", err, problems)
 	}
-	if m := s.Memory(); m.GPU != rows.Some(12) {
-		t.Errorf("GPU memory %+v, want 12", m.GPU)
+	for _, c := range []struct {
+		cards []int
+		want  rows.Int
+	}{{nil, rows.Int{}}, {[]int{0}, rows.Int{}}, {[]int{2}, rows.Some(7)}, {[]int{0, 1, 2}, rows.Some(12)}, {[]int{3}, rows.Int{}}} {
+		if m := s.Memory(c.cards); m.GPU != c.want || !m.CPU.OK {
+			t.Errorf("memory %+v of the GPUs %v, want %+v", m, c.cards, c.want)
+		}
 	}
 }
 

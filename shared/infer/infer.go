@@ -60,6 +60,7 @@ type Request struct {
 	StopTokens        []int32 // end the sequence like EOS, also with IgnoreEOS
 	IgnoreEOS         bool
 	Priority          int   // higher is scheduled first; 0 is normal
+	Pin               bool  // its KV stays cached before that of requests without
 	DeadlineNS        int64 // steady clock of the node; 0: none. A request past it is ended with ErrDeadline
 	ReturnPerfMetrics bool  // collect step records
 	Probe             bool  // a health check or warm-up: in no count of requests and tokens
@@ -141,6 +142,8 @@ type Chunk struct {
 	ForwardStartNS int64 `json:"forward_start_ns"`
 	ForwardEndNS   int64 `json:"forward_end_ns"`
 	SampleEndNS    int64 `json:"sample_end_ns"`
+	// StageNS are the cuts between the stages of a pipeline; see StepRow.
+	StageNS []int64 `json:"stage_ns,omitempty"`
 }
 
 // Span is a part of a request's KV: layers [LayerFrom, LayerTo) of tokens [TokenFrom, TokenTo).

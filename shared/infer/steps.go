@@ -21,7 +21,9 @@ type Steps struct {
 	KVTokens       []int32
 	BatchSize      []int32
 	Tokens         []int32 // query tokens. More than one where a preempted request is recomputed
-	Truncated      int64   // steps beyond the cap, not kept
+	// StageNS are the cuts between the stages of a pipeline, a column for each: see StepRow. nil: the device is no pipeline.
+	StageNS   [][]int64
+	Truncated int64 // steps beyond the cap, not kept
 }
 
 // StepRecords are the decode steps of a request as its engine keeps them. What a batch has in common is encoded once, for
@@ -37,9 +39,18 @@ type StepRow struct {
 	Iter                                               int64
 	ForwardStartNS, ForwardEndNS, SampleEndNS, TokenNS int64
 	BatchSize                                          int64
+	// StageNS says when a step went from one stage of a pipeline to the next: the end of the first, the start of the second, its
+	// end, … up to the start of the last. The first starts at ForwardStartNS, the last ends at ForwardEndNS. nil: there are none.
+	StageNS []int64
 }
 
-// StepColumns is the number of columns of a page.
+// The most that a node can have: data-parallel ranks, and pipeline stages of each.
+const (
+	MaxRanks  = 64
+	MaxStages = 256
+)
+
+// StepColumns is the number of columns of a page, but for that of the stages.
 const StepColumns = 6
 
 func (r *StepRow) values() [StepColumns]int64 {
@@ -55,24 +66,33 @@ type StepRun struct{ From, N, Step, KVTokens, Tokens int32 }
 type StepPage struct {
 	Rows    int
 	Columns [StepColumns][]byte
+	Cuts    int       // values of StageNS of each row
+	Stages  []byte    // of each row its cuts, each the difference from the one before, the first from the start of the forward
 	Runs    []StepRun // rising, apart from each other
 
 	last [StepColumns]int64
 }
 
-// Append adds a row.
+// Append adds a row, with as many cuts as those before.
 func (p *StepPage) Append(r StepRow) {
 	for i, v := range r.values() {
-		d := v - p.last[i]
-		c := p.Columns[i]
-		u := uint64(d)<<1 ^ uint64(d>>63)
-		for u >= 0x80 {
-			c = append(c, byte(u)|0x80)
-			u >>= 7
-		}
-		p.Columns[i], p.last[i] = append(c, byte(u)), v
+		p.Columns[i], p.last[i] = appendZigzag(p.Columns[i], v-p.last[i]), v
 	}
+	last := r.ForwardStartNS
+	for _, v := range r.StageNS {
+		p.Stages, last = appendZigzag(p.Stages, v-last), v
+	}
+	p.Cuts = len(r.StageNS)
 	p.Rows++
+}
+
+func appendZigzag(b []byte, d int64) []byte {
+	u := uint64(d)<<1 ^ uint64(d>>63)
+	for u >= 0x80 {
+		b = append(b, byte(u)|0x80)
+		u >>= 7
+	}
+	return append(b, byte(u))
 }
 
 // AppendPage decodes the rows that the page's runs name. Its error is ErrBadStepPage; the steps then are as before.
@@ -84,12 +104,22 @@ func (s *Steps) AppendPage(p *StepPage) error {
 			return err
 		}
 	}
+	cuts, err := p.parseStages(rows[1])
+	switch {
+	case err != nil:
+		return err
+	case len(s.Step) > 0 && len(s.StageNS) != p.Cuts:
+		return fmt.Errorf("%w: it has %d cuts between stages, the one before %d", ErrBadStepPage, p.Cuts, len(s.StageNS))
+	}
 	end := int32(0)
 	for _, r := range p.Runs {
 		if r.N < 1 || r.From < end || int(r.From) > p.Rows || int(r.N) > p.Rows-int(r.From) {
 			return fmt.Errorf("%w: a run of %d rows from %d, after %d, of %d", ErrBadStepPage, r.N, r.From, end, p.Rows)
 		}
 		end = r.From + r.N
+	}
+	if s.StageNS == nil && p.Cuts > 0 {
+		s.StageNS = make([][]int64, p.Cuts)
 	}
 	for _, r := range p.Runs {
 		for k := range r.N {
@@ -103,8 +133,59 @@ func (s *Steps) AppendPage(p *StepPage) error {
 		s.ForwardEndNS = append(s.ForwardEndNS, rows[2][from:to]...)
 		s.SampleEndNS = append(s.SampleEndNS, rows[3][from:to]...)
 		s.TokenNS = append(s.TokenNS, rows[4][from:to]...)
+		for i := range s.StageNS {
+			s.StageNS[i] = append(s.StageNS[i], cuts[i][from:to]...)
+		}
 	}
 	return nil
+}
+
+// Join appends the steps that follow; both are of one request.
+func (s *Steps) Join(more *Steps) {
+	s.Step = append(s.Step, more.Step...)
+	s.Iter = append(s.Iter, more.Iter...)
+	s.ForwardStartNS = append(s.ForwardStartNS, more.ForwardStartNS...)
+	s.ForwardEndNS = append(s.ForwardEndNS, more.ForwardEndNS...)
+	s.SampleEndNS = append(s.SampleEndNS, more.SampleEndNS...)
+	s.TokenNS = append(s.TokenNS, more.TokenNS...)
+	s.KVTokens = append(s.KVTokens, more.KVTokens...)
+	s.BatchSize = append(s.BatchSize, more.BatchSize...)
+	s.Tokens = append(s.Tokens, more.Tokens...)
+	s.Truncated = more.Truncated
+	if s.StageNS == nil && len(more.StageNS) > 0 {
+		s.StageNS = make([][]int64, len(more.StageNS))
+	}
+	for i := range min(len(s.StageNS), len(more.StageNS)) {
+		s.StageNS[i] = append(s.StageNS[i], more.StageNS[i]...)
+	}
+}
+
+// parseStages gives the cuts of the rows, a column for each.
+func (p *StepPage) parseStages(starts []int64) ([][]int64, error) {
+	if p.Cuts < 0 || p.Cuts > 2*(MaxStages-1) || p.Rows*p.Cuts > len(p.Stages) { // as above: no allocation by a claim
+		return nil, fmt.Errorf("%w: stages have %d bytes for %d cuts of %d rows", ErrBadStepPage, len(p.Stages), p.Cuts, p.Rows)
+	}
+	out := make([][]int64, p.Cuts)
+	for i := range out {
+		out[i] = make([]int64, p.Rows)
+	}
+	b := p.Stages
+	for row := range p.Rows {
+		last := starts[row]
+		for i := range out {
+			d, n := binary.Varint(b)
+			if n <= 0 {
+				return nil, fmt.Errorf("%w: the stages end at row %d of %d", ErrBadStepPage, row, p.Rows)
+			}
+			last += d
+			out[i][row] = last
+			b = b[n:]
+		}
+	}
+	if len(b) > 0 {
+		return nil, fmt.Errorf("%w: there are stages of more than %d rows", ErrBadStepPage, p.Rows)
+	}
+	return out, nil
 }
 
 // Decode gives the steps as columns.

@@ -127,6 +127,9 @@ func TestWriterPutsCommasWhereTheyBelong(t *testing.T) {
 	w.OpenKey("a", '[')
 	w.ItemInt(1)
 	w.ItemStr("x")
+	w.ItemPtr(nil)
+	w.ItemPtr(&one)
+	w.ItemFloat(0.5)
 	w.Open('{')
 	w.Int("n", -2)
 	w.Close('}')
@@ -141,7 +144,7 @@ func TestWriterPutsCommasWhereTheyBelong(t *testing.T) {
 	w.Float("f", 0.5)
 	w.Raw("r", "[]")
 	w.Close('}')
-	want := `{"s":"a","a":[1,"x",{"n":-2}],"e":[],"m":null,"o":1,"b":true,"f":0.5,"r":[]}`
+	want := `{"s":"a","a":[1,"x",null,1,0.5,{"n":-2}],"e":[],"m":null,"o":1,"b":true,"f":0.5,"r":[]}`
 	if string(w.B) != want || !json.Valid(w.B) {
 		t.Errorf("%s\nwant %s", w.B, want)
 	}

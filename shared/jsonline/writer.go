@@ -114,6 +114,22 @@ func (w *Writer) ItemInt(v int64) {
 	w.B = strconv.AppendInt(w.B, v, 10)
 }
 
+// ItemPtr writes an integer or null as an item of an array.
+func (w *Writer) ItemPtr(v *int64) {
+	if v == nil {
+		w.sep()
+		w.B = append(w.B, "null"...)
+		return
+	}
+	w.ItemInt(*v)
+}
+
+// ItemFloat writes a number as an item of an array; what JSON cannot say becomes null.
+func (w *Writer) ItemFloat(v float64) {
+	w.sep()
+	w.B = AppendFloat(w.B, v)
+}
+
 // ItemStr writes a string as an item of an array.
 func (w *Writer) ItemStr(v string) {
 	w.sep()

@@ -14,8 +14,11 @@ import (
 	"meridian.internal/shared/sse"
 )
 
-// Routes registers GET /iteration_stats.
-func (l *Ledger) Routes(e *echo.Echo) { e.GET("/iteration_stats", l.iterationStats) }
+// Routes registers GET /iteration_stats and /kv_stats.
+func (l *Ledger) Routes(e *echo.Echo) {
+	e.GET("/iteration_stats", l.iterationStats)
+	e.GET("/kv_stats", l.kvStats)
+}
 
 // iterationStats answers with the rows after a number, or follows them. It takes nothing away: any number of readers may
 // each keep a cursor of its own. Without rows it says so at once.

@@ -51,9 +51,10 @@ type Ledger struct {
 
 // state is what the rows of a rank so far add up to.
 type state struct {
-	seen           bool     // there was a row
-	last           rows.Row // the newest: filled in by snapshot
-	kv             rows.KV  // of the last row that had it; valid if kv.Sampled
+	seen           bool      // there was a row
+	last           rows.Row  // the newest: filled in by snapshot
+	kv             rows.KV   // of the last row that had it; valid if kv.Sampled
+	groups         []rows.KV // of that row; nil: there is one. Not written any more
 	requests       rows.Requests
 	sums           rows.Sums
 	reused, missed rows.Counter
@@ -131,7 +132,7 @@ func (l *Ledger) add(r *rows.Row) (fell bool) {
 	s.requests.Suspended += r.Requests.Suspended
 	s.sums.Add(&r.Sums)
 	if k := &r.KV; k.Sampled {
-		s.kv = *k
+		s.kv, s.groups = *k, r.Groups
 		a, b := s.reused.Observe(k.Reused), s.missed.Observe(k.Missed)
 		fell = a || b
 		s.full += k.DFullReused
@@ -170,6 +171,7 @@ func (l *Ledger) snapshot() (total state, ranks []state) {
 		total.sums.Cached += s.sums.Cached
 		total.last.Requests.Active += s.last.Requests.Active
 		total.last.Requests.MaxActive += s.last.Requests.MaxActive
+		total.last.Memory.Add(s.last.Memory)
 	}
 	return total, ranks
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
 
+	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/phase"
 	"meridian.internal/shared/rows"
@@ -333,7 +334,7 @@ func TestRanksHaveSeriesOfTheirOwn(t *testing.T) {
 	for rank := range int64(2) {
 		n := rank*2 + 1 // 1 and 3
 		r := rows.Row{
-			Rank: rank, Requests: rows.Requests{Active: n}, Sums: rows.Sums{Output: n, Prompt: n}, Batch: rows.Batch{Scheduled: rows.Some(n)},
+			Rank: rank, Memory: rows.Memory{GPU: rows.Some(n)}, Requests: rows.Requests{Active: n}, Sums: rows.Sums{Output: n, Prompt: n}, Batch: rows.Batch{Scheduled: rows.Some(n)},
 			KV: rows.KV{Sampled: true, Max: 10, Used: n},
 		}
 		if rank == 0 {
@@ -341,7 +342,7 @@ func TestRanksHaveSeriesOfTheirOwn(t *testing.T) {
 		}
 		l.Put(&r)
 	}
-	l.Put(&rows.Row{Rank: 0, Synthetic: true, Requests: rows.Requests{Active: 1}, KV: rows.KV{Sampled: true, Used: 1}, Batch: rows.Batch{Scheduled: rows.Some(0)}})
+	l.Put(&rows.Row{Rank: 0, Synthetic: true, Dropped: 6, Memory: rows.Memory{GPU: rows.Some(20), CPU: rows.Some(9)}, Requests: rows.Requests{Active: 1}, KV: rows.KV{Sampled: true, Used: 1}, Batch: rows.Batch{Scheduled: rows.Some(0)}})
 	got := scrape(t, reg)
 	for line, want := range map[string]float64{
 		`iter_output_tokens_total{dp_rank="0",engine_type="",model_name=""}`:   1,
@@ -353,6 +354,9 @@ func TestRanksHaveSeriesOfTheirOwn(t *testing.T) {
 		`kv_cache_used_blocks{dp_rank="1",engine_type="",model_name=""}`:       3,
 		`rank_imbalance_ratio{engine_type="",model_name="",of="batch"}`:        2,
 		`rank_imbalance_ratio{engine_type="",model_name="",of="kv_blocks"}`:    1.5,
+		`rank_rows_dropped_total{engine_type="",model_name=""}`:                6,
+		`gpu_memory_usage_bytes{engine_type="",model_name=""}`:                 23,
+		`cpu_memory_usage_bytes{engine_type="",model_name=""}`:                 9,
 		`scheduled_batch_size_count{dp_rank="0",engine_type="",model_name=""}`: 1,
 		`scheduled_batch_size_count{dp_rank="1",engine_type="",model_name=""}`: 1,
 		`kv_cache_tokens_per_block{dp_rank="1",engine_type="",model_name=""}`:  0,
@@ -379,4 +383,38 @@ func scrape(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 		}
 	}
 	return out
+}
+
+// TestSpansOfARankAreMeasuredOnOneClock: what a rank with a clock of its own stamped is moved before it is subtracted.
+func TestSpansOfARankAreMeasuredOnOneClock(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	l := newLedger(t, Options{Registry: reg})
+	rec := phase.Record{
+		Outcome: phase.Finished, FinishReason: "stop", Stamps: phase.Stamps{EngineClock: 1, ReceiveNS: ns(1e9), FirstScheduledNS: ns(8e9), FirstTokenNS: ns(9e9), LastTokenNS: ns(11e9)},
+		Clocks: []phase.Clock{{ID: "a"}, {ID: "b", Kind: "rank", Estimate: &clock.Estimate{OffsetNS: -6e9, State: clock.Synced}}},
+	}
+	l.Observe(&rec, Ended{})
+	rec.Clocks[1].Estimate = &clock.Estimate{State: clock.Joining} // nobody knows where it was
+	l.Observe(&rec, Ended{})
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]float64{"meridian_time_to_first_token_seconds": 2, "meridian_request_queue_time_seconds": 1, "meridian_e2e_request_latency_seconds": 4}
+	for _, f := range families {
+		sum, ok := want[f.GetName()]
+		if !ok {
+			continue
+		}
+		delete(want, f.GetName())
+		if h := f.GetMetric()[0].GetHistogram(); h.GetSampleCount() != 1 || h.GetSampleSum() != sum {
+			t.Errorf("%s is %v of %d, want %v of 1", f.GetName(), h.GetSampleSum(), h.GetSampleCount(), sum)
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("there is no %v", want)
+	}
+	if *rec.Stamps.FirstTokenNS != 9e9 {
+		t.Error("the record was changed")
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -22,6 +21,7 @@ import (
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/phase"
 	"meridian.internal/shared/rows"
+	"meridian.internal/shared/serve/servetest"
 )
 
 // installed skips the test where Debian's package prometheus, or another, is not installed.
@@ -90,16 +90,11 @@ func startPrometheus(t *testing.T, program, target string) (api string) {
 	t.Helper()
 	dir := t.TempDir()
 	config := filepath.Join(dir, "prometheus.yml")
-	text := fmt.Sprintf("global: {scrape_interval: 200ms}\nscrape_configs:\n- job_name: node\n  static_configs: [{targets: [%q]}]\n", target)
+	text := fmt.Sprintf("global: {scrape_interval: 2s}\nscrape_configs:\n- job_name: node\n  static_configs: [{targets: [%q]}]\n", target)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := ln.Addr().String()
-	ln.Close()
+	addr := servetest.Addr(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	cmd := exec.CommandContext(ctx, program, "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"),
 		"--web.listen-address="+addr, "--enable-feature=native-histograms")

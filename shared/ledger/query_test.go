@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -29,7 +30,8 @@ func FuzzQuery(f *testing.F) {
 		w := httptest.NewRecorder()
 		err := l.iterationStats(e.NewContext(httptest.NewRequest(http.MethodGet, target, nil), w))
 		if err != nil {
-			if bad, ok := err.(*api.Error); !ok || bad.Status() != http.StatusBadRequest {
+			var bad *api.Error
+			if !errors.As(err, &bad) || bad.Status() != http.StatusBadRequest {
 				t.Fatalf("after %q, limit %q: %v", after, limit, err)
 			}
 			return

@@ -110,7 +110,7 @@ func (m *requestMetrics) observe(rec *phase.Record, code int) {
 		m.errors.WithLabelValues(kind, strconv.Itoa(code)).Inc()
 		return
 	}
-	s := &rec.Stamps
+	s := nodeStamps(rec)
 	m.success.WithLabelValues(rec.FinishReason).Inc()
 	m.promptTokens.Add(float64(rec.Tokens.Prompt))
 	m.outputTokens.Add(float64(rec.Tokens.Output))
@@ -127,6 +127,26 @@ func (m *requestMetrics) observe(rec *phase.Record, code int) {
 	if n := rec.Tokens.Output - 1; n > 0 && s.FirstTokenNS != nil && s.LastTokenNS != nil {
 		m.tpot.Observe(float64(*s.LastTokenNS-*s.FirstTokenNS) / 1e9 / float64(n))
 	}
+}
+
+// nodeStamps are the stamps of a record on its node's clock, by what the node knew of its rank's: these metrics are its own face. Those
+// that cannot be placed are left out.
+func nodeStamps(rec *phase.Record) *phase.Stamps {
+	s := rec.Stamps
+	if s.EngineClock == 0 {
+		return &rec.Stamps
+	}
+	e := rec.Clocks[s.EngineClock].Estimate
+	for _, at := range s.Engine() {
+		if *at == nil {
+			continue
+		}
+		ns, _, ok := e.Convert(**at)
+		if *at = nil; ok {
+			*at = &ns
+		}
+	}
+	return &s
 }
 
 // span observes a duration whose ends are both known.

@@ -137,10 +137,12 @@ type rowCollector struct {
 	metrics   []rowMetric
 	descs     [][]*prometheus.Desc // by rank, by metric; of a metric that is no rank's the first
 	imbalance []imbalance
+	dropped   *prometheus.Desc
 }
 
 func newRowCollector(l *Ledger, labels prometheus.Labels) *rowCollector {
 	c := &rowCollector{l: l, metrics: rowMetrics(), imbalance: imbalances(labels)}
+	c.dropped = prometheus.NewDesc(prefix+"rank_rows_dropped_total", "Rows of ranks that did not become part of a set of all.", nil, labels)
 	levels := levelMetrics()
 	for _, m := range levels {
 		c.metrics = append(c.metrics, m.rowMetric)
@@ -182,6 +184,7 @@ func (c *rowCollector) Describe(to chan<- *prometheus.Desc) {
 	for _, m := range c.imbalance {
 		to <- m.desc
 	}
+	to <- c.dropped
 }
 
 // Collect sends what is known.
@@ -202,6 +205,9 @@ func (c *rowCollector) Collect(to chan<- prometheus.Metric) {
 		if v := m.of(ranks); v.OK {
 			to <- prometheus.MustNewConstMetric(m.desc, gauge, v.V)
 		}
+	}
+	if len(ranks) > 1 && total.seen {
+		to <- prometheus.MustNewConstMetric(c.dropped, counter, float64(total.last.Dropped))
 	}
 }
 

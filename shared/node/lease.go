@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -40,8 +39,9 @@ type Lease struct {
 	stop    context.CancelFunc
 	done    chan struct{}
 	once    sync.Once
-	seq     int64 // owned by the goroutine
-	puts    atomic.Int64
+	// Owned by the goroutine, and by Close after it.
+	seq      int64
+	revision uint64 // of the entry as it was written last; 0: it was not
 }
 
 // Register starts to put what get returns every RenewEvery and after each call of Changed; Seq is set by the lease. get is
@@ -72,10 +72,8 @@ func (l *Lease) Changed() {
 	}
 }
 
-// Puts counts the renewals that the bus has taken.
-func (l *Lease) Puts() int64 { return l.puts.Load() }
-
-// Close stops the renewal and removes the entry, so that others need not wait for its lease to end. Idempotent.
+// Close stops the renewal and removes the entry, so that others need not wait for its lease to end; not that of another process,
+// which has the name as well. Idempotent.
 func (l *Lease) Close() {
 	l.once.Do(func() {
 		l.stop()
@@ -85,14 +83,25 @@ func (l *Lease) Close() {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), closeWait)
 		defer cancel()
-		kv, err := l.conn.KV(ctx, bus.BucketNodes)
-		if err == nil {
-			err = kv.Delete(ctx, l.key)
-		}
-		if err != nil {
+		if err := l.remove(ctx); err != nil {
 			l.log.Warn("could not remove the registration; it ends with its lease", "key", l.key, "error", err)
 		}
 	})
+}
+
+// remove deletes the entry if this process wrote it last: others take a deletion for the end of whoever did.
+func (l *Lease) remove(ctx context.Context) error {
+	if l.revision == 0 {
+		return nil
+	}
+	kv, err := l.conn.KV(ctx, bus.BucketNodes)
+	if err != nil {
+		return err
+	}
+	if err := kv.Delete(ctx, l.key, jetstream.LastRevision(l.revision)); !errors.Is(err, jetstream.ErrKeyRevisionMismatch) {
+		return err
+	}
+	return nil
 }
 
 func (l *Lease) run(ctx context.Context) {
@@ -152,10 +161,11 @@ func (l *Lease) put(ctx context.Context, kv *jetstream.KeyValue) error {
 	if err != nil {
 		return fmt.Errorf("encode registration: %w", err)
 	}
-	if _, err := (*kv).Put(ctx, l.key, b); err != nil {
+	revision, err := (*kv).Put(ctx, l.key, b)
+	if err != nil {
 		*kv = nil // the bucket may have been made anew
 		return fmt.Errorf("put %s: %w", l.key, err)
 	}
-	l.puts.Add(1)
+	l.revision = revision
 	return nil
 }

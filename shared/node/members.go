@@ -34,6 +34,7 @@ type Entry struct {
 
 	before    []string // instances of processes that had the name before, newest last
 	contested bool     // one of them still renews
+	wrote     string   // instance that renewed last: the process, or one that contests its name
 }
 
 const (
@@ -83,7 +84,7 @@ func (m *members) put(key string, info Info, now time.Time) (Event, bool) {
 	is, was, before := info.Instance(), e.Info.Instance(), e.before
 	if e.Alive && slices.Contains(e.before, is) && !prevails(info, e.Info) {
 		told := e.contested
-		e.contested = true
+		e.contested, e.wrote = true, is
 		return Event{contested, info}, !told
 	}
 	if known && is != was {
@@ -97,7 +98,7 @@ func (m *members) put(key string, info Info, now time.Time) (Event, bool) {
 	case differs(e.Info, info):
 		kind = Changed
 	}
-	*e = Entry{Info: info, Seen: now, Alive: true, before: before, contested: e.contested && e.Alive}
+	*e = Entry{Info: info, Seen: now, Alive: true, before: before, contested: e.contested && e.Alive, wrote: is}
 	return Event{kind, info}, true
 }
 
@@ -115,11 +116,15 @@ func differs(a, b Info) bool {
 	return !sameModel || a.State != b.State || a.URL != b.URL || a.KVAddr != b.KVAddr || a.ClockAddr != b.ClockAddr || a.ClockID != b.ClockID
 }
 
-// remove takes the deletion of a key.
+// remove takes the deletion of a key, which is of whoever wrote it last: one that is not taken for the name takes nobody along.
 func (m *members) remove(key string, now time.Time) (Event, bool) {
 	m.hear(now)
 	e, known := m.entries[key]
 	if !known {
+		return Event{}, false
+	}
+	if e.Alive && e.wrote != e.Info.Instance() {
+		e.contested = false
 		return Event{}, false
 	}
 	delete(m.entries, key)

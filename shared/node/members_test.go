@@ -54,7 +54,12 @@ func TestMembers(t *testing.T) {
 		}},
 		{"one that drains gives the name to its successor", []step{
 			{0, "put2 a 1", "joined a"}, {400, "drain2 a 2", "changed a"}, {500, "put a 1", "joined a"}, {900, "drain2 a 3", "contested a"},
-			{1000, "put a 2", "renewed a"}, {1400, "del a", "left a"}, {1500, "put a 3", "joined a"},
+			{1000, "put a 2", "renewed a"}, {1400, "drain2 a 4", ""}, {1400, "del a", ""}, {1500, "put a 3", "renewed a"},
+			{1900, "put a 4", "renewed a"}, {2000, "del a", "left a"},
+		}},
+		{"one that takes a name in vain takes nobody along when it leaves", []step{
+			{0, "put2 a 1", "joined a"}, {100, "put a 1", "joined a"}, {500, "put2 a 2", "joined a"}, {600, "put a 2", "contested a"},
+			{700, "del a", ""}, {1000, "put2 a 3", "renewed a"}, {1100, "put a 3", "contested a"},
 		}},
 		{"deleting what is not known is nothing", []step{{0, "del a", ""}}},
 	}

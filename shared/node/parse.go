@@ -6,6 +6,7 @@ import (
 	"net/url"
 
 	"meridian.internal/shared/bus"
+	"meridian.internal/shared/infer"
 )
 
 const maxNameLen = 128
@@ -22,6 +23,9 @@ func (i Info) Check() error {
 	}
 	if i.Name == "" || len(i.Name) > maxNameLen {
 		return fmt.Errorf("%w: name %q, want 1 to %d bytes", ErrBadInfo, i.Name, maxNameLen)
+	}
+	if len(i.Ranks) > infer.MaxRanks || i.Stages < 0 || i.Stages > infer.MaxStages {
+		return fmt.Errorf("%w: %d ranks of %d stages of %s, want at most %d of %d", ErrBadInfo, len(i.Ranks), i.Stages, i.Name, infer.MaxRanks, infer.MaxStages)
 	}
 	u, err := url.Parse(i.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {

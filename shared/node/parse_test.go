@@ -40,6 +40,8 @@ func TestBadRegistrationsAreRefusedWithTheFieldNamed(t *testing.T) {
 		"no name":              {func(i *Info) { i.Name = "" }, "name"},
 		"a name without end":   {func(i *Info) { i.Name = strings.Repeat("x", 200) }, "name"},
 		"no address":           {func(i *Info) { i.URL = "" }, "url"},
+		"65 ranks":             {func(i *Info) { i.Ranks = make([]infer.Load, 65) }, "65 ranks"},
+		"-1 stages":            {func(i *Info) { i.Stages = -1 }, "-1 stages"},
 		"an address of a file": {func(i *Info) { i.URL = "file:///etc/passwd" }, "url"},
 	}
 	for name, c := range cases {

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"testing"
 	"time"
@@ -11,11 +10,11 @@ import (
 	"meridian.internal/shared/clock"
 )
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)
 
 func within(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -42,7 +41,7 @@ func register(t *testing.T, c *bus.Conn, role Role, name string, instance uint32
 }
 
 // await drops events until one of a kind for a name arrives.
-func await(t *testing.T, ctx context.Context, events <-chan Event, kind EventKind, name string) {
+func await(ctx context.Context, t *testing.T, events <-chan Event, kind EventKind, name string) {
 	t.Helper()
 	for {
 		select {
@@ -71,17 +70,17 @@ func TestRegistrySeesJoinRenewalLeaveAndLoss(t *testing.T) {
 	go func() { ended <- r.Run(run) }()
 
 	register(t, here, RoleRouter, "router", 1)
-	await(t, ctx, events, Joined, "router")
+	await(ctx, t, events, Joined, "router")
 	leaving := register(t, there, RoleCtx, "leaving", 2)
-	await(t, ctx, events, Joined, "leaving")
-	await(t, ctx, events, Renewed, "leaving")
+	await(ctx, t, events, Joined, "leaving")
+	await(ctx, t, events, Renewed, "leaving")
 	leaving.Close()
-	await(t, ctx, events, Left, "leaving")
+	await(ctx, t, events, Left, "leaving")
 
 	lost := register(t, there, RoleGen, "lost", 3)
-	await(t, ctx, events, Joined, "lost")
+	await(ctx, t, events, Joined, "lost")
 	there.Close() // its renewals end without a word
-	await(t, ctx, events, Lost, "lost")
+	await(ctx, t, events, Lost, "lost")
 	lost.Close()
 	nodes := r.Nodes()
 	if len(nodes) != 2 || nodes[0].Info.Name != "lost" || nodes[0].Alive || !nodes[1].Alive {
@@ -96,5 +95,42 @@ func TestRegistrySeesJoinRenewalLeaveAndLoss(t *testing.T) {
 func TestRegisterRefusesABadRegistration(t *testing.T) {
 	if _, err := Register(t.Context(), nil, func() Info { return Info{} }, quiet); err == nil {
 		t.Error("no error")
+	}
+}
+
+func TestOneThatLeavesDoesNotTakeAlongWhoHasItsName(t *testing.T) {
+	e, err := bus.StartEmbedded(bus.EmbeddedOptions{Listen: "127.0.0.1:0", StoreDir: t.TempDir(), Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	ctx := within(t)
+	conn := connect(t, e)
+	events := make(chan Event, 1000)
+	r := NewRegistry(conn, quiet, func(ev Event) { events <- ev })
+	run, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(run) }()
+	register(t, conn, RoleGen, "twin", 9) // of two that are ready, the higher instance has the name
+	await(ctx, t, events, Joined, "twin")
+	other := register(t, conn, RoleGen, "twin", 5)
+	await(ctx, t, events, Joined, "twin") // it is taken for a successor
+	await(ctx, t, events, Joined, "twin") // until the other renews
+	other.Close()
+	register(t, conn, RoleCtx, "mark", 1) // what is told after the end
+	for marked := false; !marked; {
+		select {
+		case ev := <-events:
+			if ev.Kind == Left || ev.Kind == Lost {
+				t.Fatalf("%s %s", ev.Info.Name, ev.Kind)
+			}
+			marked = ev.Info.Name == "mark"
+		case <-ctx.Done():
+			t.Fatal("no mark")
+		}
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }

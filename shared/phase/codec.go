@@ -34,11 +34,7 @@ func Append(dst []byte, r *Record) []byte {
 	appendClocks(&w, r.Clocks)
 	w.PtrInt("pushed_offset_ns", r.PushedOffsetNS)
 	AppendStamps(&w, &r.Stamps)
-	w.OpenKey("tokens", '{')
-	w.Int("prompt", int64(r.Tokens.Prompt))
-	w.Int("cached", int64(r.Tokens.Cached))
-	w.Int("output", int64(r.Tokens.Output))
-	w.Close('}')
+	AppendTokens(&w, r.Tokens)
 	if r.KV != nil {
 		AppendKV(&w, r.KV)
 	}
@@ -127,7 +123,7 @@ func appendEstimate(w *jsonline.Writer, e *clock.Estimate) {
 	w.Int("valid_from_ns", e.ValidFromNS)
 	w.OptInt("void_after_ns", e.VoidAfterNS)
 	w.Int("seq", e.Seq)
-	w.Str("state", string(e.State))
+	w.Str("state", e.State)
 	w.OptStr("transport", e.Transport)
 	w.OptStr("via", e.Via)
 	w.OptInt("rtt_ns", e.RTTNS)
@@ -138,6 +134,7 @@ func appendEstimate(w *jsonline.Writer, e *clock.Estimate) {
 func AppendStamps(w *jsonline.Writer, s *Stamps) {
 	w.OpenKey("stamps", '{')
 	w.Int("clock", int64(s.Clock))
+	w.OptInt("engine_clock", int64(s.EngineClock))
 	for _, f := range s.All() {
 		w.PtrInt(f.Name, *f.NS)
 	}
@@ -193,6 +190,13 @@ func appendChunks(w *jsonline.Writer, chunks []infer.Chunk) {
 		w.Int("forward_start_ns", c.ForwardStartNS)
 		w.Int("forward_end_ns", c.ForwardEndNS)
 		w.Int("sample_end_ns", c.SampleEndNS)
+		if len(c.StageNS) > 0 {
+			w.OpenKey("stage_ns", '[')
+			for _, ns := range c.StageNS {
+				w.ItemInt(ns)
+			}
+			w.Close(']')
+		}
 		w.Close('}')
 	}
 	w.Close(']')
@@ -268,4 +272,14 @@ func appendLegs(w *jsonline.Writer, legs []Leg) {
 		w.Close('}')
 	}
 	w.Close(']')
+}
+
+// AppendTokens writes the member "tokens".
+func AppendTokens(w *jsonline.Writer, t Tokens) {
+	prompt, cached := t.Known()
+	w.OpenKey("tokens", '{')
+	w.NullInt("prompt", prompt)
+	w.NullInt("cached", cached)
+	w.Int("output", int64(t.Output))
+	w.Close('}')
 }

@@ -23,7 +23,9 @@ func fill(v reflect.Value, n *int) {
 	switch v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
-			fill(v.Field(i), n)
+			if v.Type().Field(i).Tag.Get("json") != "-" { // it says that another is null
+				fill(v.Field(i), n)
+			}
 		}
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
@@ -49,7 +51,7 @@ func full() *Record {
 	r, n := new(Record), 0
 	fill(reflect.ValueOf(r).Elem(), &n)
 	r.Schema = Schema
-	r.Stamps.Clock = 1
+	r.Stamps.Clock, r.Stamps.EngineClock = 1, 1
 	return r
 }
 
@@ -101,6 +103,22 @@ func TestARecordWithADifferentValueInEveryFieldSurvivesARoundTrip(t *testing.T) 
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%s\nwant\n%s", stdlib(t, got), stdlib(t, want))
+	}
+}
+
+func TestTokensThatAreNotKnownAreNull(t *testing.T) {
+	for want, tokens := range map[string]Tokens{
+		`"tokens":{"prompt":null,"cached":null,"output":3}`: {Output: 3, NoPrompt: true, NoCached: true},
+		`"tokens":{"prompt":7,"cached":null,"output":3}`:    {Prompt: 7, Output: 3, NoCached: true},
+		`"tokens":{"prompt":0,"cached":0,"output":0}`:       {},
+	} {
+		text := Append(nil, &Record{Schema: Schema, Tokens: tokens})
+		if !bytes.Contains(text, []byte(want)) {
+			t.Errorf("%s, want %s", text, want)
+		}
+		if r, err := Parse(text); err != nil || r.Tokens != tokens {
+			t.Errorf("%+v became %+v, %v", tokens, r.Tokens, err)
+		}
 	}
 }
 
@@ -192,18 +210,27 @@ func FuzzParse(f *testing.F) {
 }
 
 // someSteps makes records of n steps with different values in every field: pages of 64 rows, in runs of 9 with a row of
-// another request between them, and steps that compute five tokens anew.
-func someSteps(n int) (*infer.StepRecords, *infer.Steps) {
+// another request between them, and steps that compute five tokens anew, of so many stages.
+func someSteps(n, stages int) (*infer.StepRecords, *infer.Steps) {
 	rec, s := &infer.StepRecords{N: n, Truncated: 3}, &infer.Steps{Truncated: 3}
+	if stages > 1 {
+		s.StageNS = make([][]int64, 2*(stages-1))
+	}
 	var p infer.StepPage
 	for i, k := 0, 0; k < n; i++ {
 		at := int64(123456789012345 + 2000000*i)
 		row := infer.StepRow{Iter: int64(900 + i), ForwardStartNS: at, ForwardEndNS: at + int64(i%7)*1000, SampleEndNS: at - 5, TokenNS: -at, BatchSize: int64(1 + i%3)}
+		for cut := range s.StageNS {
+			row.StageNS = append(row.StageNS, at+int64(cut*cut*1000+i%5))
+		}
 		p.Append(row)
 		if i%10 != 4 {
 			s.Step, s.KVTokens, s.Tokens = append(s.Step, int32(k)), append(s.KVTokens, int32(700+k)), append(s.Tokens, 1+4*int32(i%10/9))
 			s.Iter, s.TokenNS, s.BatchSize = append(s.Iter, row.Iter), append(s.TokenNS, row.TokenNS), append(s.BatchSize, int32(row.BatchSize))
 			s.ForwardStartNS, s.ForwardEndNS, s.SampleEndNS = append(s.ForwardStartNS, row.ForwardStartNS), append(s.ForwardEndNS, row.ForwardEndNS), append(s.SampleEndNS, row.SampleEndNS)
+			for cut, ns := range row.StageNS {
+				s.StageNS[cut] = append(s.StageNS[cut], ns)
+			}
 			run := infer.StepRun{From: int32(p.Rows - 1), N: 1, Step: int32(k), KVTokens: int32(700 + k), Tokens: s.Tokens[k]}
 			if j := len(p.Runs) - 1; j >= 0 && p.Runs[j].From+p.Runs[j].N == run.From && p.Runs[j].Tokens == run.Tokens {
 				p.Runs[j].N++
@@ -221,8 +248,9 @@ func someSteps(n int) (*infer.StepRecords, *infer.Steps) {
 
 func TestStepsSurviveARoundTripInPartsThatFit(t *testing.T) {
 	rec := typical()
-	for _, n := range []int{1, 2, 64, 65, 10000, 40000} {
-		packed, want := someSteps(n)
+	for _, c := range []struct{ n, stages int }{{1, 0}, {2, 0}, {64, 0}, {65, 0}, {10000, 0}, {40000, 0}, {1, 2}, {65, 4}, {10000, 4}} {
+		n := c.n
+		packed, want := someSteps(n, c.stages)
 		got := new(infer.Steps)
 		parts := AppendSteps(rec, packed)
 		if (len(parts) > 1) != (n >= 10000) {
@@ -233,19 +261,10 @@ func TestStepsSurviveARoundTripInPartsThatFit(t *testing.T) {
 			if err != nil || len(p) > MaxStepMessage {
 				t.Fatalf("%d steps, part %d of %d bytes: %v", n, i, len(p), err)
 			}
-			if h.Part != i || h.Parts != len(parts) || h.RequestID != rec.RequestID || h.Node != rec.Node || h.Instance != rec.Instance || h.Role != rec.Role {
+			if h.Part != i || h.Parts != len(parts) || h.RequestID != rec.RequestID || h.Node != rec.Node || h.Instance != rec.Instance || h.Role != rec.Role || h.Stages != c.stages {
 				t.Errorf("header %+v", h)
 			}
-			got.Step = append(got.Step, s.Step...)
-			got.Iter = append(got.Iter, s.Iter...)
-			got.ForwardStartNS = append(got.ForwardStartNS, s.ForwardStartNS...)
-			got.ForwardEndNS = append(got.ForwardEndNS, s.ForwardEndNS...)
-			got.SampleEndNS = append(got.SampleEndNS, s.SampleEndNS...)
-			got.TokenNS = append(got.TokenNS, s.TokenNS...)
-			got.KVTokens = append(got.KVTokens, s.KVTokens...)
-			got.BatchSize = append(got.BatchSize, s.BatchSize...)
-			got.Tokens = append(got.Tokens, s.Tokens...)
-			got.Truncated = s.Truncated
+			got.Join(s)
 		}
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("%d steps differ after the round trip", n)
@@ -257,8 +276,10 @@ func TestStepsSurviveARoundTripInPartsThatFit(t *testing.T) {
 }
 
 func FuzzParseSteps(f *testing.F) {
-	some, _ := someSteps(3)
-	f.Add(AppendSteps(typical(), some)[0])
+	for _, stages := range []int{0, 2, 4} {
+		some, _ := someSteps(3, stages)
+		f.Add(AppendSteps(typical(), some)[0])
+	}
 	f.Add([]byte(stepMagic + "\xff\xff\xff\xff\x0f"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if _, _, err := ParseSteps(b); err != nil && !errors.Is(err, ErrBadSteps) && !errors.Is(err, ErrSchema) {
@@ -301,7 +322,7 @@ func BenchmarkParse(b *testing.B) {
 func BenchmarkAppendSteps(b *testing.B) {
 	const steps = 400
 	rec := typical()
-	s, _ := someSteps(steps)
+	s, _ := someSteps(steps, 0)
 	b.ReportAllocs()
 	for b.Loop() {
 		AppendSteps(rec, s)

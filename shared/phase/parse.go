@@ -27,8 +27,10 @@ func Parse(b []byte) (*Record, error) {
 	if rec.Schema != Schema {
 		return nil, fmt.Errorf("%w %q: want %q", ErrSchema, rec.Schema, Schema)
 	}
-	if n := rec.Stamps.Clock; n < 0 || (n > 0 && n >= len(rec.Clocks)) {
-		return nil, fmt.Errorf("%w: stamps.clock is %d, the clocks table has %d entries", ErrBadRecord, n, len(rec.Clocks))
+	for _, n := range [...]int{rec.Stamps.Clock, rec.Stamps.EngineClock} {
+		if n < 0 || (n > 0 && n >= len(rec.Clocks)) {
+			return nil, fmt.Errorf("%w: the stamps are of clock %d, the clocks table has %d entries", ErrBadRecord, n, len(rec.Clocks))
+		}
 	}
 	return rec, nil
 }
@@ -256,8 +258,12 @@ func ParseStamps(r *jsonline.Reader, s *Stamps) {
 	fields := s.All()
 	next := 0 // stamps mostly come in order
 	for key, ok := r.Key(); ok; key, ok = r.Key() {
-		if key == "clock" {
+		switch key {
+		case "clock":
 			s.Clock = int(r.Int())
+			continue
+		case "engine_clock":
+			s.EngineClock = int(r.Int())
 			continue
 		}
 		at := -1
@@ -283,6 +289,14 @@ func ParseStamps(r *jsonline.Reader, s *Stamps) {
 	}
 }
 
+// ParseCount reads a count, or the null of one that is not known.
+func ParseCount(r *jsonline.Reader) (n int, unknown bool) {
+	if r.Null() {
+		return 0, true
+	}
+	return int(r.Int()), false
+}
+
 // ParseTokens reads the member "tokens".
 func ParseTokens(r *jsonline.Reader) (t Tokens) {
 	if !r.Object() {
@@ -291,9 +305,9 @@ func ParseTokens(r *jsonline.Reader) (t Tokens) {
 	for key, ok := r.Key(); ok; key, ok = r.Key() {
 		switch key {
 		case "prompt":
-			t.Prompt = int(r.Int())
+			t.Prompt, t.NoPrompt = ParseCount(r)
 		case "cached":
-			t.Cached = int(r.Int())
+			t.Cached, t.NoCached = ParseCount(r)
 		case "output":
 			t.Output = int(r.Int())
 		default:

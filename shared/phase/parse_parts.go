@@ -91,6 +91,12 @@ func parseChunk(r *jsonline.Reader) (c infer.Chunk) {
 			c.ForwardEndNS = r.Int()
 		case "sample_end_ns":
 			c.SampleEndNS = r.Int()
+		case "stage_ns":
+			if r.Array() {
+				for r.Item() {
+					c.StageNS = append(c.StageNS, r.Int())
+				}
+			}
 		default:
 			r.Skip()
 		}

@@ -64,7 +64,7 @@ type Record struct {
 	DPRank          *int            `json:"dp_rank,omitempty"` // whose iterations these are; absent: the engine has one rank
 	Preemptions     int             `json:"preemptions"`
 	PreemptedNS     int64           `json:"preempted_ns"`
-	Chunks          []infer.Chunk   `json:"chunks,omitempty"`        // stamps in Clocks[0]
+	Chunks          []infer.Chunk   `json:"chunks,omitempty"`        // stamps of the engine's clock
 	Decision        *Decision       `json:"decision,omitempty"`      // router only
 	Legs            []Leg           `json:"legs,omitempty"`          // router only: every leg that was sent
 	Resumes         []Resume        `json:"resumes,omitempty"`       // router only: where the answer went on after a cut
@@ -93,6 +93,9 @@ type Clock struct {
 // and one of something that arrives after the read: then a reader's stamp is never before the writer's.
 type Stamps struct {
 	Clock int `json:"clock"`
+	// EngineClock is the index of the clock of what the engine stamps, where that is another: first_scheduled, first_token, last_token,
+	// chunks and steps are of a rank that is a process of its own. 0: it is the same.
+	EngineClock int `json:"engine_clock,omitempty"`
 
 	// On every role.
 	ReceiveNS        *int64 `json:"receive_ns,omitempty"`          // request headers read
@@ -119,11 +122,26 @@ type Stamps struct {
 	CtxDoneNS     *int64 `json:"ctx_done_ns,omitempty"` // ctx leg: response read
 }
 
-// Tokens counts tokens of an attempt.
+// Tokens counts tokens of an attempt. A router knows of a foreign worker's what that tells.
 type Tokens struct {
-	Prompt int `json:"prompt"`
-	Cached int `json:"cached"` // prompt tokens whose KV was reused, not computed, on this node
-	Output int `json:"output"` // produced here (the first token counts where it was sampled)
+	Prompt   int  `json:"prompt"` // null, 0 here: NoPrompt
+	Cached   int  `json:"cached"` // prompt tokens whose KV was reused, not computed, on this node; null, 0 here: NoCached
+	Output   int  `json:"output"` // produced here (the first token counts where it was sampled)
+	NoPrompt bool `json:"-"`      // Prompt is not known
+	NoCached bool `json:"-"`      // Cached is not known
+}
+
+// Known are Prompt and Cached, nil where they are not known.
+func (t *Tokens) Known() (prompt, cached *int64) {
+	if !t.NoPrompt {
+		n := int64(t.Prompt)
+		prompt = &n
+	}
+	if !t.NoCached {
+		n := int64(t.Cached)
+		cached = &n
+	}
+	return prompt, cached
 }
 
 // Transfer is a KV hand-over as seen by one side; stamps in Clocks[0] ns. Absent stamps were not reached.

@@ -19,3 +19,8 @@ func (s *Stamps) All() [StampCount]Stamp {
 		{"ctx_prepare_ns", &s.CtxPrepareNS}, {"ctx_dispatch_ns", &s.CtxDispatchNS}, {"ctx_done_ns", &s.CtxDoneNS},
 	}
 }
+
+// Engine are the stamps that the engine takes; see EngineClock.
+func (s *Stamps) Engine() [3]**int64 {
+	return [...]**int64{&s.FirstScheduledNS, &s.FirstTokenNS, &s.LastTokenNS}
+}

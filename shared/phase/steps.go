@@ -38,14 +38,17 @@ type StepsHeader struct {
 	Parts     int
 	Rows      int
 	Truncated int64 // steps that the node did not keep
+	Stages    int   // of the pipeline that ran the steps; 0: it is none
 }
 
 // AppendSteps encodes the steps as messages of at most MaxStepMessage bytes; none for no steps. A page that is larger than
 // that by itself gets a message of its own.
 //
 //	message = "MSTP" version(2) | uvarint n | n bytes of header (JSON) | page...
-//	page    = uvarint rows | 6 columns | uvarint runs | run...
+//	page    = uvarint rows | 6 columns | stages | uvarint runs | run...
 //	column  = uvarint n | n bytes of zigzag varints, each the difference from the row before
+//	stages  = uvarint n | n bytes of zigzag varints, of each row the cuts between its stages, each the difference from the
+//	          one before; only if the header tells of stages
 //	run     = uvarint from, n, step, kv_tokens, tokens
 func AppendSteps(r *Record, s *infer.StepRecords) [][]byte {
 	if s == nil || s.N == 0 && s.Truncated == 0 {
@@ -55,6 +58,9 @@ func AppendSteps(r *Record, s *infer.StepRecords) [][]byte {
 	h := StepsHeader{
 		Role: r.Role, Node: r.Node, Instance: r.Instance, RequestID: r.RequestID, Sub: r.Sub, Attempt: r.Attempt,
 		Parts: len(parts), Truncated: s.Truncated,
+	}
+	if len(s.Pages) > 0 && s.Pages[0].Cuts > 0 {
+		h.Stages = s.Pages[0].Cuts/2 + 1
 	}
 	out := make([][]byte, 0, len(parts))
 	for _, pages := range parts {
@@ -80,7 +86,7 @@ func splitPages(pages []infer.StepPage) (parts [][]infer.StepPage) {
 
 // pageSize is the most that a page can take, or a little more.
 func pageSize(p *infer.StepPage) int {
-	n := (2 + infer.StepColumns) * binary.MaxVarintLen32
+	n := (3+infer.StepColumns)*binary.MaxVarintLen32 + len(p.Stages)
 	for _, c := range p.Columns {
 		n += len(c)
 	}
@@ -107,6 +113,10 @@ func appendPart(h StepsHeader, pages []infer.StepPage) []byte {
 			b = binary.AppendUvarint(b, uint64(len(c)))
 			b = append(b, c...)
 		}
+		if h.Stages > 0 {
+			b = binary.AppendUvarint(b, uint64(len(p.Stages)))
+			b = append(b, p.Stages...)
+		}
 		b = binary.AppendUvarint(b, uint64(len(p.Runs)))
 		for _, r := range p.Runs {
 			for _, v := range [...]int32{r.From, r.N, r.Step, r.KVTokens, r.Tokens} {
@@ -131,6 +141,7 @@ func appendStepsHeader(b []byte, h StepsHeader) []byte {
 	w.Int("parts", int64(h.Parts))
 	w.Int("rows", int64(h.Rows))
 	w.Int("truncated", h.Truncated)
+	w.OptInt("stages", int64(h.Stages))
 	w.Close('}')
 	return w.B
 }
@@ -150,7 +161,7 @@ func ParseSteps(b []byte) (h StepsHeader, s *infer.Steps, err error) {
 	s = &infer.Steps{Truncated: h.Truncated}
 	for len(b) > 0 {
 		var p infer.StepPage
-		if p, b, err = cutPage(b); err != nil {
+		if p, b, err = cutPage(b, h.Stages); err != nil {
 			return h, nil, err
 		}
 		if err := s.AppendPage(&p); err != nil {
@@ -163,7 +174,7 @@ func ParseSteps(b []byte) (h StepsHeader, s *infer.Steps, err error) {
 	return h, s, nil
 }
 
-func cutPage(b []byte) (p infer.StepPage, rest []byte, err error) {
+func cutPage(b []byte, stages int) (p infer.StepPage, rest []byte, err error) {
 	rows, b, err := cutNumber(b, "rows of a page")
 	if err != nil {
 		return p, nil, err
@@ -171,6 +182,12 @@ func cutPage(b []byte) (p infer.StepPage, rest []byte, err error) {
 	p.Rows = int(rows)
 	for i := range p.Columns {
 		if p.Columns[i], b, err = cutBytes(b, "column"); err != nil {
+			return p, nil, err
+		}
+	}
+	if stages > 0 {
+		p.Cuts = 2 * (stages - 1)
+		if p.Stages, b, err = cutBytes(b, "stages"); err != nil {
 			return p, nil, err
 		}
 	}
@@ -237,6 +254,8 @@ func parseStepsHeader(b []byte) (h StepsHeader, err error) {
 				h.Rows = int(r.Int())
 			case "truncated":
 				h.Truncated = r.Int()
+			case "stages":
+				h.Stages = int(r.Int())
 			default:
 				r.Skip()
 			}
@@ -247,8 +266,8 @@ func parseStepsHeader(b []byte) (h StepsHeader, err error) {
 		return h, fmt.Errorf("%w: header: %w", ErrBadSteps, err)
 	case schema != StepsSchema:
 		return h, fmt.Errorf("%w %q: want %q", ErrSchema, schema, StepsSchema)
-	case h.Rows < 0 || h.Part < 0 || h.Part >= h.Parts:
-		return h, fmt.Errorf("%w: header says part %d of %d with %d rows", ErrBadSteps, h.Part, h.Parts, h.Rows)
+	case h.Rows < 0 || h.Part < 0 || h.Part >= h.Parts || h.Stages < 0 || h.Stages > infer.MaxStages:
+		return h, fmt.Errorf("%w: header says part %d of %d with %d rows of %d stages", ErrBadSteps, h.Part, h.Parts, h.Rows, h.Stages)
 	}
 	return h, nil
 }

@@ -76,6 +76,7 @@ func layout(groups int) []field {
 		{"drain", func(_ *Static, r *Row) any { return &r.Drain }},
 		{"synthetic", func(_ *Static, r *Row) any { return &r.Synthetic }},
 		{"clock_id", func(s *Static, _ *Row) any { return &s.ClockID }},
+		{"rank_clock_id", func(_ *Static, r *Row) any { return &r.RankClock }},
 		{"steady_ns", func(_ *Static, r *Row) any { return &r.StartNS }},
 		{"timestamp", func(_ *Static, r *Row) any { return (*wall)(&r.WallNS) }},
 		{"iter", func(_ *Static, r *Row) any { return &r.Iter }},

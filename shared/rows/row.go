@@ -50,7 +50,7 @@ func RatioOf(a, b int64) Ratio {
 // Static is what all rows of one engine have in common.
 type Static struct {
 	Node           string
-	ClockID        string // of Row.StartNS
+	ClockID        string // of Row.StartNS, but where the row names another
 	Mode           string // schedulerMode: "overlap" or "non_overlap"
 	MaxBatchSize   int64
 	MaxNumTokens   int64
@@ -79,13 +79,14 @@ const MaxGroups = 8
 // null, and 0 here. Counts that are sums cover everything since the row before, so that their totals do not
 // depend on how many iterations are sampled.
 type Row struct {
-	Seq     int64 // set by the ring; the first is 1
-	Rank    int64 // data-parallel rank
-	Iter    int64 // the step that the row is of, numbered when its batch was built
-	Drain   bool  // no iteration: the engine went idle with something to tell
-	Covers  int64 // iterations since the row before, this one included
-	StartNS int64 // steady clock, when the batch was built
-	WallNS  int64 // the same moment, Unix time
+	Seq       int64  // set by the ring; the first is 1
+	Rank      int64  // data-parallel rank
+	Iter      int64  // the step that the row is of, numbered when its batch was built
+	Drain     bool   // no iteration: the engine went idle with something to tell
+	Covers    int64  // iterations since the row before, this one included
+	RankClock string // id of the clock of StartNS, if that is not Static's: the rank is a process of its own
+	StartNS   int64  // steady clock, when the batch was built
+	WallNS    int64  // the same moment, Unix time
 	// Synthetic: the rank had nothing to run in this iteration and came along. Its zeros are no measurement.
 	Synthetic bool
 	Dropped   int64 // rows that did not become part of a set of all ranks, since the start
@@ -127,6 +128,13 @@ func (q *Requests) AddCounts(of *Requests) {
 
 // Memory is in bytes.
 type Memory struct{ GPU, CPU, Pinned Int }
+
+// Add adds the memory of another rank.
+func (m *Memory) Add(of Memory) {
+	m.GPU.add(of.GPU)
+	m.CPU.add(of.CPU)
+	m.Pinned.add(of.Pinned)
+}
 
 // Batch is what the batch of a row held, and what waited, when it was built.
 type Batch struct {
@@ -220,6 +228,16 @@ func (k *KV) Sum(groups []KV) {
 		k.IntraCopyBytes.add(g.IntraCopyBytes)
 	}
 	k.DHitRate = RatioOf(k.DReused, k.DReused+k.DMissed)
+}
+
+// AddDisk adds the files of another group.
+func (k *KV) AddDisk(of *KV) {
+	k.DiskMax.add(of.DiskMax)
+	k.DiskUsed.add(of.DiskUsed)
+	k.DiskLoaded.add(of.DiskLoaded)
+	k.DiskStored.add(of.DiskStored)
+	k.DiskDropped.add(of.DiskDropped)
+	k.DiskBroken.add(of.DiskBroken)
 }
 
 // Req is one request as of a row.

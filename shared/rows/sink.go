@@ -8,8 +8,11 @@ type Sink struct {
 	KVInterval     int    // KV statistics of every so many: a multiple of Interval
 	MaxStepRecords int    // decode steps kept of a request that asks for them
 	RequestStats   bool
+	AllRanks       bool // ranks gather their rows in rounds of their own
 	Put            func(*Row)
-	Memory         func() Memory                    // nil: unknown
-	Energy         func() (joules float64, ok bool) // of the device, newest reading; nil: unknown
-	Log            func(line string)                // the iteration log; nil: none
+	// The newest readings of what some of the node's accelerators use, which are named by their places among all: nil: unknown. Memory
+	// is the process's too.
+	Memory func(cards []int) Memory
+	Energy func(cards []int) (joules float64, ok bool)
+	Log    func(line string) // the iteration log; nil: none
 }

@@ -42,6 +42,41 @@ func (l *limit) state(c net.Conn, s http.ConnState) {
 	}
 }
 
+// bounded is a connection whose writes end after idleTimeout where the handler sets no deadline: a client that reads nothing
+// holds it no longer than one that says nothing.
+type bounded struct {
+	net.Conn
+	set atomic.Bool // by the handler
+}
+
+// SetWriteDeadline is net.Conn's.
+func (b *bounded) SetWriteDeadline(t time.Time) error {
+	b.set.Store(!t.IsZero())
+	return b.Conn.SetWriteDeadline(t)
+}
+
+// Write is net.Conn's.
+func (b *bounded) Write(p []byte) (int, error) {
+	if !b.set.Load() {
+		if err := b.Conn.SetWriteDeadline(time.Now().Add(idleTimeout)); err != nil {
+			return 0, err
+		}
+	}
+	return b.Conn.Write(p)
+}
+
+// boundedListener is one below TLS.
+type boundedListener struct{ net.Listener }
+
+// Accept is net.Listener's.
+func (l boundedListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &bounded{Conn: c}, nil
+}
+
 const (
 	acceptPause    = 5 * time.Millisecond // after an error that may pass, as too many open files
 	acceptPauseMax = time.Second

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 
 	"github.com/labstack/echo/v4"
@@ -61,6 +62,12 @@ func (s *Server) handleError(err error, c echo.Context) {
 		return
 	}
 	e := apiError(err)
+	switch path := c.Request().URL.Path; {
+	case errors.Is(err, echo.ErrNotFound):
+		e.Message = fmt.Sprintf("there is nothing at %.100q", path)
+	case errors.Is(err, echo.ErrMethodNotAllowed):
+		e.Message = fmt.Sprintf("%.100q does not take %.20s", path, c.Request().Method)
+	}
 	if e.Status() >= http.StatusInternalServerError && e.Status() != http.StatusServiceUnavailable {
 		s.o.Logger.Error("request failed", "method", c.Request().Method, "path", c.Path(), "error", err)
 	}

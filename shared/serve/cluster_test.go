@@ -87,7 +87,7 @@ func push(t *testing.T, rt http.RoundTripper, url string, headers ...string) (in
 	for i := 0; i+1 < len(headers); i += 2 {
 		req.Header.Add(headers[i], headers[i+1])
 	}
-	res, err := (&http.Client{Transport: rt, Timeout: 20 * time.Second}).Do(req)
+	res, err := (&http.Client{Transport: rt, Timeout: time.Minute}).Do(req)
 	if err != nil {
 		return 0, err.Error()
 	}

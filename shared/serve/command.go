@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
+	"os/exec"
 	"os/signal"
 	"reflect"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -110,7 +113,7 @@ func (p *program) parse(cli any, c *common) (*kong.Context, error) {
 	}
 	k, err := kong.New(cli, kong.Name(p.name), kong.Description(about), kong.Embed(c), p.vars, kong.DefaultEnvars("MERIDIAN"),
 		kong.Writers(p.stdout, p.stderr), kong.Exit(func(code int) { panic(exitRequest(code)) }),
-		kong.ValueFormatter(explain), kong.NamedMapper("pair", kong.MapperFunc(readPair)),
+		kong.ValueFormatter(explain), kong.NamedMapper("pair", kong.MapperFunc(readPair)), kong.TypeMapper(reflect.TypeFor[float64](), kong.MapperFunc(readFloat)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 120}))
 	if err != nil {
 		return nil, fmt.Errorf("options of %s: %w", p.name, err)
@@ -137,12 +140,26 @@ func readPair(c *kong.DecodeContext, to reflect.Value) error {
 	}
 	if !strings.ContainsAny(text, " \t") {
 		var second string
-		if err := c.Scan.PopValueInto(c.Value.Name, &second); err != nil {
-			return err
+		if c.Scan.Len() == 0 || c.Scan.PopValueInto(c.Value.Name, &second) != nil {
+			return fmt.Errorf("want %s, got %q alone", c.Value.Tag.PlaceHolder, text)
 		}
 		text += " " + second
 	}
 	return to.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(text))
+}
+
+// readFloat reads a number: NaN and the infinities would pass every comparison of a range, or never end.
+func readFloat(c *kong.DecodeContext, to reflect.Value) error {
+	var text string
+	if err := c.Scan.PopValueInto("number", &text); err != nil {
+		return err
+	}
+	v, err := strconv.ParseFloat(text, 64)
+	if err != nil || math.IsNaN(v) || math.IsInf(v, 0) {
+		return fmt.Errorf("want a number, got %q", text)
+	}
+	to.SetFloat(v)
+	return nil
 }
 
 // explain is the help of an option with its default where a placeholder hides it, and its environment variable.
@@ -170,7 +187,8 @@ func (p *program) exitCode(err error) int {
 		fmt.Fprintf(p.stderr, "%s: %s\n", p.name, text)
 	}
 	var coder interface{ ExitCode() int }
-	if errors.As(err, &coder) {
+	var child *exec.ExitError // how a process that this one started has ended is not how this one ends
+	if errors.As(err, &coder) && !errors.As(err, &child) {
 		return coder.ExitCode()
 	}
 	return exitError

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -23,6 +24,8 @@ type tool struct {
 	Wait   time.Duration `help:"How long." default:"3s"`
 	Fast   bool          `help:"Fast." negatable:"" default:"true"`
 	Fail   bool          `help:"Fail."`
+	Child  bool          `help:"Fail because a process did."`
+	Part   float64       `help:"Part."`
 	Keep   twoWords      `help:"Two words." type:"pair" placeholder:"DIR SIZE"`
 	out    *bytes.Buffer
 }
@@ -45,6 +48,9 @@ func (c *tool) Run(ctx context.Context, log *slog.Logger) error {
 	}
 	if c.Fail {
 		return coded{errors.New("broken")}
+	}
+	if c.Child {
+		return fmt.Errorf("child: %w", exec.Command("sh", "-c", "kill -TERM $$").Run())
 	}
 	fmt.Fprintf(c.out, "%s %v %d %v %v %s", c.Listen, c.Nodes, c.Batch, c.Wait, c.Fast, c.Keep)
 	return nil
@@ -77,7 +83,11 @@ func TestCommandLine(t *testing.T) {
 		{"flags over the environment", "5", []string{"--batch=6"}, 0, " 6 3s"},
 		{"two words", "", []string{"--keep", "/a", "4GiB", "--batch=6"}, 0, " 6 3s true /a+4GiB"},
 		{"two words as one", "", []string{"--keep=/a 4GiB"}, 0, "/a+4GiB"},
-		{"two words of which one is missing", "", []string{"--keep", "/a"}, 2, "--keep"},
+		{"two words of which one is missing", "", []string{"--keep", "/a"}, 2, `--keep: want DIR SIZE, got "/a" alone`},
+		{"two words of which one is missing before another option", "", []string{"--keep", "/a", "--batch=6"}, 2, "--keep: want DIR SIZE"},
+		{"NaN is no number", "", []string{"--part", "NaN"}, 2, `--part: want a number, got "NaN"`},
+		{"an infinity is no number", "", []string{"--part=1e999"}, 2, "--part: want a number"},
+		{"how a process ended is not our exit code", "", []string{"--child"}, 1, "tool: child: signal: terminated"},
 		{"a bad value names the option", "", []string{"--batch", "many"}, 2, "--batch"},
 		{"a bad value in the environment names the option", "many", nil, 2, "--batch"},
 		{"an unknown option is refused", "", []string{"--bach", "1"}, 2, "--bach"},

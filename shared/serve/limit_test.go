@@ -20,6 +20,50 @@ import (
 	"meridian.internal/shared/serve/servetest"
 )
 
+func TestABodyThatStaysAwayIsNotWaitedFor(t *testing.T) {
+	whole := make(chan error, 1)
+	s := start(t, Options{BodyTime: 50 * time.Millisecond}, func(e *echo.Echo) {
+		e.POST("/take", func(c echo.Context) error {
+			_, err := io.ReadAll(c.Request().Body)
+			if err == nil && c.Request().Header.Get("X-Long") != "" { // what is served outlives the time of its body
+				select {
+				case <-c.Request().Context().Done():
+				case <-time.After(200 * time.Millisecond):
+				}
+				whole <- c.Request().Context().Err()
+			}
+			return err
+		})
+	})
+	for _, head := range []string{"Content-Length: 9\r\n\r\nab", "Transfer-Encoding: chunked\r\n\r\nffff\r\nab", "Expect: 100-continue\r\nContent-Length: 9\r\n\r\n"} {
+		c, err := net.Dial("tcp", s.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		if _, err := io.WriteString(c, "POST /take HTTP/1.1\r\nHost: x\r\n"+head); err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(c)
+		if err != nil || !strings.Contains(string(text), " 408 ") {
+			t.Errorf("%q: %v, %q", head, err, text)
+		}
+	}
+	for _, path := range []string{"/take", "/take?by=net/http"} {
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+s.Addr()+path, strings.NewReader("ab"))
+		req.Header.Set("X-Long", "1")
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if err := <-whole; err != nil || res.StatusCode != 200 {
+			t.Errorf("%s: a body that came: %v, %d", path, err, res.StatusCode)
+		}
+	}
+}
+
 func TestConnectionsBeyondTheLimitAreClosed(t *testing.T) {
 	s := start(t, Options{MaxConns: 2}, nil)
 	dial := func() net.Conn {
@@ -28,7 +72,7 @@ func TestConnectionsBeyondTheLimitAreClosed(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
-		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		return c
 	}
 	ask := func(c net.Conn) (int, error) {
@@ -82,7 +126,7 @@ func TestHeadersAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	go func() {
 		_, _ = io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\n")
 		for range 100 { // the server may close before all is written
@@ -93,6 +137,30 @@ func TestHeadersAreBounded(t *testing.T) {
 	if err == nil && res.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
 		t.Errorf("400 KB of headers: status %d, want 431", res.StatusCode)
 	}
+}
+
+// overPipe serves one client over a pipe, in a bubble whose time passes at once; then the server ends.
+func overPipe(t *testing.T, f func(t *testing.T, client net.Conn)) {
+	t.Helper()
+	s, err := New(Options{Listen: "127.0.0.1:0", Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	synctest.Test(t, func(t *testing.T) {
+		ln := &servetest.Pipes{Conns: make(chan net.Conn)}
+		s.listener = ln
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- s.Serve(ctx) }()
+		client, server := net.Pipe()
+		ln.Conns <- server
+		f(t, client)
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestSlowHeadersAndIdleConnectionsAreCut(t *testing.T) {
@@ -106,22 +174,10 @@ func TestSlowHeadersAndIdleConnectionsAreCut(t *testing.T) {
 		"a header line a second": {"GET /healthz HTTP/1.1\r\nHost: x\r\n", time.Second, readHeaderTimeout},
 		"no second request":      {"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 0, idleTimeout},
 	} {
-		s, err := New(Options{Listen: "127.0.0.1:0", Logger: quiet})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.Close()
-		synctest.Test(t, func(t *testing.T) {
-			ln := &servetest.Pipes{Conns: make(chan net.Conn)}
-			s.listener = ln
-			ctx, stop := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- s.Serve(ctx) }()
-			client, server := net.Pipe()
+		overPipe(t, func(t *testing.T, client net.Conn) {
 			var writer sync.WaitGroup
 			defer writer.Wait()
 			defer client.Close()
-			ln.Conns <- server
 			began := time.Now()
 			writer.Go(func() {
 				_, err := io.WriteString(client, k.first)
@@ -134,9 +190,25 @@ func TestSlowHeadersAndIdleConnectionsAreCut(t *testing.T) {
 			if took := time.Since(began); took < k.limit-time.Second || took > k.limit+2*time.Second {
 				t.Errorf("%s: cut after %s, want %s", name, took, k.limit)
 			}
-			stop()
-			if err := <-ended; err != nil {
-				t.Error(err)
+		})
+	}
+}
+
+func TestClientsThatReadNothingAreCut(t *testing.T) {
+	for name, request := range map[string]string{
+		"net/http":     "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+		"our own loop": "POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
+	} {
+		overPipe(t, func(t *testing.T, client net.Conn) {
+			defer client.Close()
+			began := time.Now()
+			_ = client.SetWriteDeadline(began.Add(time.Hour))
+			var err error
+			for err == nil { // until the server closes it
+				_, err = io.WriteString(client, request)
+			}
+			if took := time.Since(began); !errors.Is(err, io.ErrClosedPipe) || took > idleTimeout+2*time.Second {
+				t.Errorf("%s: after %s: %v, want it closed after %s", name, took, err, idleTimeout)
 			}
 		})
 	}

@@ -41,8 +41,9 @@ type Options struct {
 	Grace    time.Duration        // 0: DefaultGrace
 	// Allow says who may use a route; health and readiness are open to all. Nil: everybody may use everything.
 	Allow    func(*http.Request) *api.Error
-	TLS      *tls.Config // nil: plain HTTP
-	MaxConns int         // connections at the same time; further ones are closed at once. 0: DefaultMaxConns
+	TLS      *tls.Config   // nil: plain HTTP
+	BodyTime time.Duration // in which the body of a request must come; 0: the handlers see to it
+	MaxConns int           // connections at the same time; further ones are closed at once. 0: DefaultMaxConns
 }
 
 // Server is an echo server that lives under a context.
@@ -69,7 +70,7 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("--listen %q: %w", o.Listen, err)
 	}
 	if o.TLS != nil {
-		l = tls.NewListener(l, o.TLS)
+		l = tls.NewListener(boundedListener{l}, o.TLS)
 	}
 	e := echo.New()
 	e.HideBanner, e.HidePort = true, true
@@ -77,6 +78,9 @@ func New(o Options) (*Server, error) {
 	e.HTTPErrorHandler = s.handleError
 	if o.Allow != nil {
 		e.Use(s.allow)
+	}
+	if o.BodyTime > 0 {
+		e.Use(timeBodies(o.BodyTime))
 	}
 	s.adminRoutes()
 	return s, nil
@@ -110,7 +114,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	serve, fast := others.give, (*h1.Server)(nil)
 	if s.o.TLS == nil {
 		fast = h1.New(base, h1.Options{
-			Handler: s.echo, Other: others.give, Closed: count.closed, HeaderTime: readHeaderTimeout, IdleTime: idleTimeout, MaxHead: maxHeaderBytes,
+			Handler: s.echo, Other: func(c net.Conn) { others.give(&bounded{Conn: c}) }, Closed: count.closed, HeaderTime: readHeaderTimeout, IdleTime: idleTimeout, MaxHead: maxHeaderBytes,
 			Logger: s.o.Logger,
 		})
 		serve = fast.Serve

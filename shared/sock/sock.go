@@ -33,11 +33,13 @@ type Conn struct {
 	buf      []byte  // buf[from:to] was read and not taken
 	from, to int
 
-	into []byte // of the read that goes on; nil: into buf
-	n    int
-	err  error
+	into    []byte // of the read that goes on; nil: into buf
+	readNow bool   // it does not wait
+	n       int
+	err     error
 
 	out      []byte // rest of the write that goes on
+	writeNow bool   // it does not wait
 	writeErr error
 
 	reads, writes deadline
@@ -121,6 +123,14 @@ func (c *Conn) Fill() error {
 	return err
 }
 
+// FillNow reads what is there, without waiting: it may be nothing. It needs a socket.
+func (c *Conn) FillNow() error {
+	c.readNow = true
+	err := c.Fill()
+	c.readNow = false
+	return err
+}
+
 // Read takes what is buffered, or waits.
 func (c *Conn) Read(p []byte) (int, error) {
 	if c.from < c.to {
@@ -172,6 +182,7 @@ func (c *Conn) tryRead(fd uintptr) bool {
 			c.n = n
 		case err == nil:
 			c.err = io.EOF
+		case errors.Is(err, syscall.EAGAIN) && c.readNow:
 		case errors.Is(err, syscall.EAGAIN):
 			c.Release()
 			c.err = c.reads.set(c.Conn.SetReadDeadline)
@@ -203,6 +214,14 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return n, err
 }
 
+// WriteNow writes what there is room for, without waiting. It needs a socket.
+func (c *Conn) WriteNow(p []byte) (int, error) {
+	c.writeNow = true
+	n, err := c.Write(p)
+	c.writeNow = false
+	return n, err
+}
+
 // tryWrite is called when there may be room; false waits until there is.
 func (c *Conn) tryWrite(fd uintptr) bool {
 	for len(c.out) > 0 {
@@ -212,6 +231,8 @@ func (c *Conn) tryWrite(fd uintptr) bool {
 		}
 		switch {
 		case err == nil, errors.Is(err, syscall.EINTR):
+		case errors.Is(err, syscall.EAGAIN) && c.writeNow:
+			return true
 		case errors.Is(err, syscall.EAGAIN):
 			c.writeErr = c.writes.set(c.Conn.SetWriteDeadline)
 			return c.writeErr != nil

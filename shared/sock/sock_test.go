@@ -124,6 +124,45 @@ func TestDeadlines(t *testing.T) {
 	})
 }
 
+func TestNothingWaitsNow(t *testing.T) {
+	c, peer := pair(t, true)
+	if err := c.FillNow(); err != nil || len(c.Buffered()) != 0 || c.buf != nil {
+		t.Fatalf("nothing was sent: %v, %q; a buffer is held: %t", err, c.Buffered(), c.buf != nil)
+	}
+	if _, err := io.WriteString(peer, "x"); err != nil {
+		t.Fatal(err)
+	}
+	for len(c.Buffered()) == 0 { // it is on its way
+		if err := c.FillNow(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sent, large := 0, make([]byte, 1<<20)
+	for {
+		n, err := c.WriteNow(large)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sent += n; n < len(large) {
+			break // nothing fits any more, and nobody reads
+		}
+	}
+	go func() { _, _ = c.Write([]byte("end")) }() // this one waits
+	if _, err := io.ReadFull(peer, make([]byte, sent)); err != nil {
+		t.Fatal(err)
+	}
+	end := make([]byte, 3)
+	if _, err := io.ReadFull(peer, end); err != nil || string(end) != "end" {
+		t.Errorf("%q, %v", end, err)
+	}
+	peer.Close()
+	for err := error(nil); !errors.Is(err, io.EOF); err = c.FillNow() {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestCloseEndsAWait(t *testing.T) {
 	both(t, func(t *testing.T, c *Conn, _ net.Conn) {
 		got := make(chan error)

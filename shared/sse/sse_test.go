@@ -79,23 +79,26 @@ func TestReaderPassesLongEvents(t *testing.T) {
 	}
 }
 
-func TestReadyNeverReads(t *testing.T) {
-	in := io.MultiReader(strings.NewReader("data: a\n\ndata: b\n\n: ping\n\n"), iotest.ErrReader(errors.New("read")))
-	r := NewReader(in, 0)
-	if ok, _ := r.Ready(); ok {
-		t.Error("ready before the first read")
+func TestSplitterTakesPieces(t *testing.T) {
+	const in = "data: a\n\ndata: b\n\n: ping\n\ndata: c\ndata: d\n\nda"
+	var s Splitter
+	rest := []byte(in)
+	var got []string
+	for {
+		ev, left, ok, err := s.Next(rest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rest = left; !ok {
+			break
+		}
+		got = append(got, string(ev.Data))
 	}
-	if ev, err := r.Next(); err != nil || string(ev.Data) != "a" {
-		t.Fatalf("got %q, %v", ev.Data, err)
+	if !slices.Equal(got, []string{"a", "b", "c\nd"}) || len(rest) != 0 || !s.Within() {
+		t.Errorf("got %q, %q is left, within an event: %t", got, rest, s.Within())
 	}
-	if ok, _ := r.Ready(); !ok {
-		t.Error("the second event is in the buffer, but not ready")
-	}
-	if ev, err := r.Next(); err != nil || string(ev.Data) != "b" {
-		t.Fatalf("got %q, %v", ev.Data, err)
-	}
-	if ok, err := r.Ready(); ok || err != nil {
-		t.Errorf("only a comment is left: got %v, %v", ok, err)
+	if ev, _, ok, err := s.Next([]byte("ta: e\n\n")); !ok || err != nil || string(ev.Data) != "e" || s.Within() {
+		t.Errorf("got %q, %t, %v", ev.Data, ok, err)
 	}
 }
 
@@ -109,7 +112,7 @@ func FuzzReader(f *testing.F) {
 		if !slices.Equal(whole, parts) || fmt.Sprint(werr) != fmt.Sprint(perr) {
 			t.Errorf("whole: %q %v; in steps of %d: %q %v", whole, werr, step, parts, perr)
 		}
-		if werr != io.EOF && werr != io.ErrUnexpectedEOF && !errors.Is(werr, ErrTooLong) {
+		if !errors.Is(werr, io.EOF) && !errors.Is(werr, io.ErrUnexpectedEOF) && !errors.Is(werr, ErrTooLong) {
 			t.Errorf("undocumented error %v", werr)
 		}
 		var again []byte

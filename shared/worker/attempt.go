@@ -91,11 +91,11 @@ type attempt struct {
 
 // start hands the leg to its runner.
 func (a *attempt) start(ctx context.Context) *api.Error {
+	a.started = a.n.o.Steady.Now()
 	run := a.n.runner(a.leg.Request.Kind)
 	if run == nil {
 		return a.fail(api.Invalid("disaggregated_params.request_type", "this node (%s) does not serve %s", a.n.o.Role, a.leg.Request.Kind))
 	}
-	a.started = a.n.o.Steady.Now()
 	seq, err := run(ctx, a.leg)
 	if err != nil {
 		return a.fail(a.n.explain(ctx, err))

@@ -3,11 +3,13 @@ package worker
 import (
 	"fmt"
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
 
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/clock"
+	"meridian.internal/shared/phase"
 )
 
 // Streamed or whole, an answer to a router carries the raw stamps of the node's clock; TensorRT-LLM's header, in seconds of
@@ -54,6 +56,25 @@ func TestAnswersCarryTheStampsOfTheClock(t *testing.T) {
 			if c.metrics == "1" && (rs*1e9+rn < before+shift || ts*1e9+tn > after+shift || rs*1e9+rn > ts*1e9+tn) {
 				t.Errorf("%s: %q is not within %d to %d + %d", c.name, sync, before, after, shift)
 			}
+		}
+	}
+}
+
+// TestARecordNamesTheClockOfItsRank where the rank has one of its own; rank 0 stamps with the node's.
+func TestARecordNamesTheClockOfItsRank(t *testing.T) {
+	f := newFake(t)
+	e := clock.Estimate{Reference: f.o.Steady.ID(), Local: "00000000000000dd.00000004", OffsetNS: 5, LowerNS: 3, UpperNS: 7, State: clock.Synced}
+	f.o.RankClock = func(rank int) (clock.Estimate, bool) { return e, rank == 1 }
+	for rank, want := range [][]phase.Clock{{{ID: f.o.Steady.ID(), Kind: "mono"}}, {{ID: f.o.Steady.ID(), Kind: "mono"}, {ID: e.Local, Kind: "rank", Estimate: &e}}} {
+		f.rank = &rank
+		resp, err := http.Post(f.srv.URL+"/v1/completions", "application/json", strings.NewReader(`{"model":"tiny","prompt":[5]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		rec := f.records[rank]
+		if !reflect.DeepEqual(rec.Clocks, want) || rec.Stamps.EngineClock != rank || *rec.DPRank != rank {
+			t.Errorf("rank %d: clocks %+v, the engine's is %d", rank, rec.Clocks, rec.Stamps.EngineClock)
 		}
 	}
 }

@@ -53,10 +53,7 @@ func Open(ctx context.Context, f Flags, listen string, role phase.Role, log *slo
 	if err := f.Validate(); err != nil {
 		return nil, err
 	}
-	d := &Daemon{Name: f.Name, flags: f, role: role, log: log, Metrics: serve.NewRegistry()}
-	if d.Name == "" {
-		d.Name = string(role) + "-" + hostLabel()
-	}
+	d := &Daemon{Name: f.nameOf(role), flags: f, role: role, log: log, Metrics: serve.NewRegistry()}
 	if d.Steady, err = clock.New(f.Clock.Options()); err != nil {
 		return nil, err
 	}
@@ -77,12 +74,12 @@ func Open(ctx context.Context, f Flags, listen string, role phase.Role, log *slo
 	}()
 	d.server, err = serve.New(serve.Options{
 		Listen: listen, Logger: log, Registry: d.Metrics, Grace: f.Grace, Healthy: d.healthy, Ready: d.isReady,
-		Allow: d.Cluster.Allow, TLS: d.Cluster.Server,
+		Allow: d.Cluster.Allow, TLS: d.Cluster.Server, BodyTime: bodyTime,
 	})
 	if err != nil {
 		return nil, err
 	}
-	if err := d.openLedgers(nil); err != nil {
+	if err := d.openLedgers(); err != nil {
 		return nil, err
 	}
 	h, err := advertised(f.Advertise, d.server.Addr())
@@ -95,6 +92,14 @@ func Open(ctx context.Context, f Flags, listen string, role phase.Role, log *slo
 	}
 	d.follow()
 	return d, nil
+}
+
+// nameOf is the name of the node.
+func (f *Flags) nameOf(role phase.Role) string {
+	if f.Name != "" {
+		return f.Name
+	}
+	return string(role) + "-" + hostLabel()
 }
 
 func hostLabel() string {
@@ -182,7 +187,7 @@ func (d *Daemon) info(p *Parts, state node.State) node.Info {
 	m := p.Face.Model.Model
 	i := node.Info{
 		Name: d.Name, Role: node.Role(d.role), URL: d.URL, KVAddr: p.Face.KVAddr, ClockAddr: p.ClockAddr, ClockID: d.Steady.ID(),
-		PID: os.Getpid(), State: state, Model: &m, Load: &load, Styles: []string{"aggregated"}, Version: serve.Version(),
+		PID: os.Getpid(), State: state, Model: &m, Load: &load, Ranks: ofRanks(p.Engine), Stages: p.Stages, Styles: []string{"aggregated"}, Version: serve.Version(),
 	}
 	if p.Face.Context != nil || p.Face.Generation != nil {
 		i.Styles = append(i.Styles, "generation_first", "context_first")

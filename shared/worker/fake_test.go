@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -37,6 +38,7 @@ type fake struct {
 	fail   error // of the start
 	breaks error // of the sequence, after its first batch
 	hang   bool  // after the first batch, until cancelled
+	rank   *int  // that ran it
 }
 
 func newFake(t *testing.T) *fake {
@@ -70,7 +72,8 @@ func newFake(t *testing.T) *fake {
 	}
 	e := echo.New()
 	e.HTTPErrorHandler = func(err error, c echo.Context) {
-		if bad, ok := err.(*api.Error); ok && !c.Response().Committed {
+		var bad *api.Error
+		if errors.As(err, &bad) && !c.Response().Committed {
 			_ = c.JSONBlob(bad.Status(), bad.Append(nil))
 		}
 	}
@@ -129,7 +132,7 @@ func (s *said) Next(ctx context.Context) ([]infer.Token, *infer.Done, error) {
 	if s.n < len(s.ids) {
 		return out, nil, nil
 	}
-	return out, &infer.Done{Reason: s.f.reason, Report: infer.Report{QueuedNS: 10, FirstScheduledNS: 20, FirstIter: 3, LastIter: 9, CachedTokens: 1, PromptTokens: 4}}, nil
+	return out, &infer.Done{Reason: s.f.reason, Report: infer.Report{QueuedNS: 10, FirstScheduledNS: 20, FirstIter: 3, LastIter: 9, CachedTokens: 1, PromptTokens: 4, Rank: s.f.rank}}, nil
 }
 
 func (s *said) Cancel() {

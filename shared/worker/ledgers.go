@@ -19,17 +19,20 @@ type LedgerFlags struct {
 	IterReqStats      bool `help:"The state of every request in every row: large rows."`
 	IterLog           bool `help:"A line in the log for every iteration."`
 	IterPublish       bool `help:"Publish the rows on NATS as meridian.iter.<node>."`
-	MaxStepRecords    int  `help:"Decode steps kept of a request whose steps are asked for; the rest is counted. 0: 4096." default:"8192"`
+	MetricsAllRanks   bool `help:"Ranks gather their rows in rounds of their own, once all have made them, not with the rounds of the iterations. The numbers are the same."`
+	MaxStepRecords    int  `help:"Decode steps kept of a request whose steps are asked for; the rest is counted. 0: 8192." default:"8192"`
 	ReturnPerfMetrics bool `help:"Keep the steps of every request, as if each asked with X-TRTLLM-return-metrics: 1."`
 	VLLMMetrics       bool `help:"Export vLLM's metric names as well as our own." default:"true" negatable:"" name:"vllm-metrics"`
 }
+
+const maxIterStats = 10_000_000
 
 func (f *LedgerFlags) validate() error {
 	switch n := f.IterStatsInterval; {
 	case n < 0:
 		return fmt.Errorf("--iter-stats-interval %d: must be 0 or more", n)
-	case f.IterStatsMax < 1:
-		return fmt.Errorf("--iter-stats-max %d: must be at least 1", f.IterStatsMax)
+	case f.IterStatsMax < 1 || f.IterStatsMax > maxIterStats:
+		return fmt.Errorf("--iter-stats-max %d: must be 1 to %d", f.IterStatsMax, maxIterStats)
 	case f.KVStatsInterval < 0 || f.KVStatsInterval > 0 && (n == 0 || f.KVStatsInterval%n != 0):
 		return fmt.Errorf("--kv-stats-interval %d: must be a multiple of --iter-stats-interval, %d", f.KVStatsInterval, n)
 	case f.MaxStepRecords < 0:
@@ -39,21 +42,26 @@ func (f *LedgerFlags) validate() error {
 }
 
 // openLedgers makes the ledgers. The engine's is completed by its Start, once the engine is known.
-func (d *Daemon) openLedgers(gpus func() ([]rows.GPU, error)) error {
+func (d *Daemon) openLedgers() error {
 	f := &d.flags.LedgerFlags
-	d.Hardware = hardware.New(hardware.Options{GPUs: gpus, Logger: d.log})
+	d.Hardware = hardware.New(hardware.Options{Logger: d.log})
 	if err := d.Hardware.Register(d.Metrics); err != nil {
 		return fmt.Errorf("register metrics of the hardware: %w", err)
 	}
+	d.Ledger = ledger.New(ledger.Options{Keep: f.IterStatsMax, VLLM: f.VLLMMetrics, Sink: f.sink(d.Name, d.Hardware, d.log), Registry: d.Metrics, Logger: d.log})
+	return nil
+}
+
+// sink is what is asked of the engine of a node with this name.
+func (f *LedgerFlags) sink(name string, h *hardware.Sampler, log *slog.Logger) rows.Sink {
 	s := rows.Sink{
-		Node: d.Name, Interval: f.IterStatsInterval, KVInterval: f.KVStatsInterval, MaxStepRecords: f.MaxStepRecords, RequestStats: f.IterReqStats,
-		Memory: d.Hardware.Memory, Energy: d.Hardware.Energy,
+		Node: name, Interval: f.IterStatsInterval, KVInterval: f.KVStatsInterval, MaxStepRecords: f.MaxStepRecords, RequestStats: f.IterReqStats, AllRanks: f.MetricsAllRanks,
+		Memory: h.Memory, Energy: h.Energy,
 	}
 	if f.IterLog {
-		s.Log = func(line string) { d.log.LogAttrs(context.Background(), slog.LevelInfo, line) }
+		s.Log = func(line string) { log.LogAttrs(context.Background(), slog.LevelInfo, line) } //nolint:sloglint // the line is TensorRT-LLM's
 	}
-	d.Ledger = ledger.New(ledger.Options{Keep: f.IterStatsMax, VLLM: f.VLLMMetrics, Sink: s, Registry: d.Metrics, Logger: d.log})
-	return nil
+	return s
 }
 
 // ledgerWork is what runs beside the engine for the ledgers.

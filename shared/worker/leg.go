@@ -9,7 +9,7 @@ import (
 	"meridian.internal/shared/phase"
 )
 
-// Sequence is a running request of an engine. *engine.Sequence is one.
+// Sequence is a running request of an engine. Those of gpu/ranks are such.
 type Sequence interface {
 	// Next waits for tokens and gives all since the last call; Done once, with the last ones. After ctx ended the
 	// sequence still runs: Cancel ends it.

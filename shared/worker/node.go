@@ -54,7 +54,8 @@ type Options struct {
 	Registry          *prometheus.Registry // nil: no metrics
 	Steady            *clock.Steady
 	Adjusted          *clock.Adjusted
-	CardClock         func() (clock.Estimate, bool) // of the device's clock to Steady; nil: it has none of its own
+	CardClocks        func() []clock.Estimate               // of the clocks of the devices' cards to Steady; nil: they have none of their own
+	RankClock         func(rank int) (clock.Estimate, bool) // of the clock of a rank to Steady; false, nil: it is Steady
 	Logger            *slog.Logger
 	Version           string
 }

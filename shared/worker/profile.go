@@ -14,7 +14,7 @@ import (
 	"meridian.internal/shared/rows"
 )
 
-// Profiler opens and ends profile windows. *engine.Engine is one.
+// Profiler opens and ends profile windows. *ranks.Group is one.
 type Profiler interface {
 	// StartProfile answers once the window is scheduled, or why it cannot be.
 	StartProfile(ctx context.Context, r rows.ProfileRequest) (rows.ProfileWindow, error)

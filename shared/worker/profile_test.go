@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -56,7 +57,11 @@ func TestProfilesAreStartedAndStoppedOverHTTP(t *testing.T) {
 		n := &Node{o: Options{Profiler: &tt.p}}
 		e := echo.New()
 		e.HTTPErrorHandler = func(err error, c echo.Context) {
-			bad := err.(*api.Error)
+			var bad *api.Error
+			if !errors.As(err, &bad) {
+				t.Errorf("error %v, want one of the interface", err)
+				return
+			}
 			_ = c.JSONBlob(bad.Status(), bad.Append(nil))
 		}
 		e.POST("/start_profile", n.startProfile)

@@ -17,8 +17,8 @@ func (n *Node) newRecord(o origin) *phase.Record {
 		Probe: o.probe, Style: "aggregated", Model: n.o.Model.Name,
 		Clocks: []phase.Clock{{ID: n.o.Steady.ID(), Kind: "mono"}},
 	}
-	if n.o.CardClock != nil {
-		if e, ok := n.o.CardClock(); ok {
+	if n.o.CardClocks != nil {
+		for _, e := range n.o.CardClocks() {
 			e.Reference = n.o.Steady.ID()
 			rec.Clocks = append(rec.Clocks, phase.Clock{ID: e.Local, Kind: "gpu", Estimate: &e})
 		}
@@ -81,6 +81,12 @@ func (a *attempt) fillReport(r infer.Report) {
 	}
 	rec.Tokens.Cached = r.CachedTokens
 	rec.DPRank, rec.Preemptions, rec.PreemptedNS = r.Rank, r.Preemptions, r.PreemptedNS
+	if f := a.n.o.RankClock; f != nil && r.Rank != nil {
+		if e, ok := f(*r.Rank); ok {
+			s.EngineClock = len(rec.Clocks)
+			rec.Clocks = append(rec.Clocks, phase.Clock{ID: e.Local, Kind: "rank", Estimate: &e})
+		}
+	}
 	rec.Chunks, rec.EnergyJ = r.Chunks, r.EnergyJ
 	if r.QueuedNS != 0 {
 		kv := r.KV

@@ -2,8 +2,10 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
+	"time"
 
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/infer"
@@ -11,6 +13,9 @@ import (
 
 // maxBody bounds a request's body; a prompt of a million token ids fits.
 const maxBody = 16 << 20
+
+// bodyTime is how long a body may take to come.
+const bodyTime = 30 * time.Second
 
 // call is one HTTP request and its legs.
 type call struct {
@@ -26,6 +31,9 @@ type call struct {
 // readCall reads, validates and tokenizes a request.
 func (n *Node) readCall(ctx context.Context, req *http.Request, o origin, chat bool) (*call, *api.Error) {
 	body, err := io.ReadAll(io.LimitReader(req.Body, maxBody+1))
+	if late := (*api.Error)(nil); errors.As(err, &late) {
+		return nil, late
+	}
 	if err != nil {
 		return nil, &api.Error{Code: statusClientGone, Type: api.TypeCancelled, Stage: "parse", Message: "read the body: " + err.Error()}
 	}
@@ -54,11 +62,15 @@ func (n *Node) readCall(ctx context.Context, req *http.Request, o origin, chat b
 	if bad := k.plan(); bad != nil {
 		return k, bad
 	}
-	now := n.o.Steady.Now() // with the legs made: what follows is the runner's
+	return k, nil
+}
+
+// parsed stamps that everything is ready for the runners: what follows is theirs.
+func (k *call) parsed() {
+	now := k.n.o.Steady.Now()
 	for _, a := range k.tries {
 		a.rec.Stamps.ParsedNS = &now
 	}
-	return k, nil
 }
 
 // promptsOf gives the token ids of each prompt.
@@ -69,6 +81,9 @@ func (n *Node) promptsOf(ctx context.Context, r *api.Request) ([][]int32, *api.E
 	if r.Chat {
 		if n.o.Render == nil {
 			return nil, api.Invalid("messages", "this model has no chat template; send /v1/completions or prompt_token_ids")
+		}
+		if bad := r.CheckTurns(n.o.Model.ContextLen); bad != nil {
+			return nil, bad
 		}
 		text, err := n.o.Render(ctx, r)
 		if err != nil {
@@ -121,7 +136,7 @@ func (k *call) add(kind infer.Kind, prompt []int32, budget, index int) {
 	l := &Leg{
 		Request: infer.Request{
 			Kind: kind, Prompt: prompt, Output: k.r.OutputTokenIDs, MaxTokens: budget, Sampling: sampling,
-			StopTokens: k.r.StopTokenIDs, IgnoreEOS: k.r.IgnoreEOS, Priority: k.r.Priority, ReturnPerfMetrics: k.o.metrics || n.o.ReturnPerfMetrics,
+			StopTokens: k.r.StopTokenIDs, IgnoreEOS: k.r.IgnoreEOS, Priority: k.r.Priority, Pin: k.r.Pin, ReturnPerfMetrics: k.o.metrics || n.o.ReturnPerfMetrics,
 			Probe: k.o.probe,
 		},
 		Disagg: k.r.Disagg, Style: styleOf(k.r.Disagg), Limit: k.o.limit, KVWait: k.o.kvWait, index: index, now: n.o.Steady.Now,

@@ -14,25 +14,27 @@ import (
 	"meridian.internal/shared/serve"
 )
 
-// Engine is what a daemon must know of an engine. *engine.Engine is one.
+// Engine is what a daemon must know of an engine. *ranks.Group is one.
 type Engine interface {
 	Run(ctx context.Context) error
 	Drain()
 	Drained() <-chan struct{}
 	Load() infer.Load
+	Loads() []infer.Load // of each data-parallel rank
 }
 
 // Parts are what a role adds to a daemon.
 type Parts struct {
 	Face      Options // Name, Role, clocks, metrics, load and records are filled in
 	Engine    Engine
+	Stages    int // of the pipeline of each rank; 0: it is none
 	ClockAddr string
 	// Beside run beside the engine, until after its last request: the clock responder, the KV listener, the registry.
 	Beside []func(ctx context.Context) error
 }
 
 // drainNotice is how long a node that ends is still served after it has said so in the registry, so that routers that
-// chose it just before are not turned away.
+// chose it just before are not turned away; one whose engine is lost says that so long to who asks it.
 const drainNotice = 300 * time.Millisecond
 
 // Run serves until ctx ends, then ends in order: it says that it drains; takes no more requests and lets the running ones
@@ -50,9 +52,13 @@ func (d *Daemon) Run(ctx context.Context, p Parts) error {
 	serving, quit := context.WithCancel(base)
 	defer quit()
 	beside, watched := errgroup.WithContext(inner)
-	beside.Go(func() error { return d.runEngine(inner, p.Engine) })
+	ran := make(chan struct{})
+	beside.Go(func() error {
+		defer close(ran)
+		return d.runEngine(inner, p.Engine)
+	})
 	if d.Bus != nil {
-		t := &teller{d: d, load: p.Engine.Load}
+		t := &teller{d: d, engine: p.Engine}
 		beside.Go(func() error { return t.run(inner) })
 	}
 	for _, f := range append(p.Beside, d.ledgerWork()...) {
@@ -63,7 +69,7 @@ func (d *Daemon) Run(ctx context.Context, p Parts) error {
 	lease, err := d.register(ctx, &p, &state)
 	if err != nil {
 		stop()
-		return errors.Join(err, beside.Wait())
+		return errors.Join(err, waitFor(watched, beside, ran))
 	}
 	served := make(chan error, 1)
 	go func() { served <- d.server.Serve(serving) }()
@@ -81,18 +87,37 @@ func (d *Daemon) Run(ctx context.Context, p Parts) error {
 	d.cache.Close()
 	if lease != nil {
 		lease.Changed()
-		pause(watched, drainNotice)
+		pause(base, drainNotice)
 	}
 	quit()
 	err = <-served
 	d.drain(watched, face, p.Engine)
 	stop()
-	err = errors.Join(err, beside.Wait())
+	err = errors.Join(err, waitFor(watched, beside, ran))
 	face.waitLast(base)
 	if lease != nil {
 		lease.Close()
 	}
 	return err
+}
+
+// endWait is how long what runs beside the engine may take to end after it. Hand-overs wait for the copies of their device,
+// and those of one that hangs do not end.
+const endWait = 5 * time.Second
+
+// waitFor waits for the engine and what runs beside it, and gives the first error of any.
+func waitFor(watched context.Context, beside *errgroup.Group, ran <-chan struct{}) error {
+	<-ran
+	ended := make(chan error, 1)
+	go func() { ended <- beside.Wait() }()
+	limit := time.NewTimer(endWait)
+	defer limit.Stop()
+	select {
+	case err := <-ended:
+		return err
+	case <-limit.C:
+		return fmt.Errorf("hand-overs do not end: %w", context.Cause(watched))
+	}
 }
 
 // face fills in what the daemon knows and registers the routes.

@@ -88,6 +88,7 @@ func (k *call) settle() {
 // serveWhole answers with one body.
 func (k *call) serveWhole(ctx context.Context, w *echo.Response) error {
 	choices := make([]api.Choice, len(k.tries))
+	k.parsed()
 	bad := k.each(ctx, func(ctx context.Context, a *attempt) *api.Error {
 		if e := a.start(ctx); e != nil {
 			return e
@@ -179,8 +180,11 @@ func (s *streamer) send(f func(dst []byte) []byte) {
 // serveStream answers with events. An error before the first byte is a status, one after it an event.
 func (k *call) serveStream(ctx context.Context, w *echo.Response) error {
 	s := &streamer{w: w}
-	bad := k.each(ctx, func(ctx context.Context, a *attempt) *api.Error {
+	for _, a := range k.tries {
 		a.leg.flush = s.begin
+	}
+	k.parsed()
+	bad := k.each(ctx, func(ctx context.Context, a *attempt) *api.Error {
 		if e := a.start(ctx); e != nil {
 			return e
 		}

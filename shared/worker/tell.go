@@ -21,12 +21,18 @@ import (
 // teller tells routers the load of the engine and which KV blocks it holds. It runs on a goroutine of its own, and the
 // engine waits for none of it. What is lost on the way is found by its numbers.
 type teller struct {
-	d    *Daemon
-	load func() infer.Load
-	seq  int64
-	sent int64 // number of the last event that was sent, or lost
-	told infer.Load
-	at   time.Time
+	d      *Daemon
+	engine loads
+	seq    int64
+	sent   int64 // number of the last event that was sent, or lost
+	told   infer.Load
+	ranks  []infer.Load // told with it
+	at     time.Time
+}
+
+type loads interface {
+	Load() infer.Load
+	Loads() []infer.Load
 }
 
 // maxEvents of one message: some 100 KB.
@@ -93,14 +99,25 @@ func (t *teller) tell(now time.Time) {
 	if err := t.events(); err != nil {
 		t.at = time.Time{} // the events are lost: the next report tells the routers that there were more
 	}
-	l := t.load()
+	l, ranks := t.engine.Load(), ofRanks(t.engine)
 	l.Iter = 0 // it changes with each step and says nothing of the load
-	if l == t.told && now.Sub(t.at) < node.ReportEvery {
+	for i := range ranks {
+		ranks[i].Iter = 0
+	}
+	if l == t.told && slices.Equal(ranks, t.ranks) && now.Sub(t.at) < node.ReportEvery {
 		return
 	}
-	if err := t.report(l); err == nil {
-		t.told, t.at = l, now
+	if err := t.report(l, ranks); err == nil {
+		t.told, t.ranks, t.at = l, ranks, now
 	}
+}
+
+// ofRanks are the loads of the ranks, nil if there is one.
+func ofRanks(e loads) []infer.Load {
+	if list := e.Loads(); len(list) > 1 {
+		return list
+	}
+	return nil
 }
 
 func (t *teller) events() error {
@@ -129,10 +146,10 @@ func (t *teller) events() error {
 	}
 }
 
-func (t *teller) report(l infer.Load) error {
+func (t *teller) report(l infer.Load, ranks []infer.Load) error {
 	t.seq++
 	r := node.Report{
-		Role: node.Role(t.d.role), Name: t.d.Name, ClockID: t.d.Steady.ID(), Seq: t.seq, Load: l, KVEpoch: t.d.cache.Epoch(), KVSeq: t.sent,
+		Role: node.Role(t.d.role), Name: t.d.Name, ClockID: t.d.Steady.ID(), Seq: t.seq, Load: l, Ranks: ranks, KVEpoch: t.d.cache.Epoch(), KVSeq: t.sent,
 	}
 	data, err := json.Marshal(r)
 	if err != nil {

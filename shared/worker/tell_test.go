@@ -3,6 +3,7 @@ package worker
 import (
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,7 +43,8 @@ func TestLoadAndCacheAreToldOnChangeAndInOrder(t *testing.T) {
 	}
 	load := infer.Load{KVMaxBlocks: 9}
 	d := &Daemon{Name: "g", Bus: conn, Steady: steady, role: phase.Gen, cache: kvevent.NewLog(7)}
-	tell := &teller{d: d, load: func() infer.Load { return load }}
+	ranks := []infer.Load{{Iter: 1}}
+	tell := &teller{d: d, engine: fakeLoads{&load, &ranks}}
 	now := time.Unix(1, 0)
 	report := func() node.Report {
 		t.Helper()
@@ -54,7 +56,7 @@ func TestLoadAndCacheAreToldOnChangeAndInOrder(t *testing.T) {
 		return r
 	}
 	tell.tell(now)
-	if r := report(); r.Seq != 1 || r.Role != node.RoleGen || r.Load != load || r.KVEpoch != 7 || r.KVSeq != 0 || r.ClockID != steady.ID() {
+	if r := report(); r.Seq != 1 || r.Role != node.RoleGen || r.Load != load || r.KVEpoch != 7 || r.KVSeq != 0 || r.ClockID != steady.ID() || r.Ranks != nil {
 		t.Errorf("first report %+v", r)
 	}
 	d.cache.Add(kvevent.Event{Seq: 1, Epoch: 7, Type: kvevent.Stored, Blocks: []kvevent.Block{{Hash: 5}}})
@@ -76,7 +78,29 @@ func TestLoadAndCacheAreToldOnChangeAndInOrder(t *testing.T) {
 	if r := report(); r.Seq != 3 || len(got) != 0 {
 		t.Errorf("%+v, %d more: want one report after %v without a change", r, len(got), node.ReportEvery)
 	}
+	now = now.Add(node.ReportEvery + 2*time.Millisecond)
+	ranks = []infer.Load{{Running: 1, Iter: 5}, {Iter: 5}}
+	tell.tell(now)
+	if r := report(); len(r.Ranks) != 2 || r.Ranks[0] != (infer.Load{Running: 1}) {
+		t.Errorf("report of ranks %+v", r)
+	}
+	ranks = []infer.Load{{Iter: 6}, {Running: 1, Iter: 6}} // the sum stays
+	tell.tell(now)
+	ranks = []infer.Load{{Iter: 7}, {Running: 1, Iter: 7}}
+	tell.tell(now)
+	if r := report(); r.Seq != 5 || r.Ranks[1].Running != 1 || len(got) != 0 {
+		t.Errorf("%+v, %d more: want a report when a rank has changed, and none for an iteration", r, len(got))
+	}
 }
+
+// fakeLoads are what an engine says of its load.
+type fakeLoads struct {
+	load  *infer.Load
+	ranks *[]infer.Load
+}
+
+func (f fakeLoads) Load() infer.Load    { return *f.load }
+func (f fakeLoads) Loads() []infer.Load { return slices.Clone(*f.ranks) }
 
 func TestCacheEventsAreReadWithACursor(t *testing.T) {
 	d := &Daemon{Name: "g", cache: kvevent.NewLog(7)}

@@ -342,6 +342,7 @@ func TestChatIsRenderedByTheModelsTemplate(t *testing.T) {
 		{"a file of its own wins", `{"chat_template":"x"}`, "y{{ messages[0].content }}", `{"role":"user","content":"hi"}`, "yhi"},
 		{"a template that refuses", `{"chat_template":"{{ raise_exception('no') }}"}`, "", `{"role":"user","content":"hi"}`, ""},
 		{"no template", `{}`, "", `{"role":"user","content":"hi"}`, ""},
+		{"more messages than the context has tokens", `{"chat_template":"x"}`, "", strings.Repeat(`{"role":"user"},`, 200) + `{"role":"user"}`, ""},
 	} {
 		f := newFake(t)
 		m := f.o.Model

@@ -83,7 +83,7 @@ func (d *demo) play(ctx context.Context, c *cluster.Cluster) (rep report, shown 
 			fmt.Printf(" [%v]", err)
 		}
 		fmt.Println()
-		l, err := cl.Timeline(ctx, id)
+		l, err := cl.Whole(ctx, id)
 		if err != nil {
 			problems = errors.Join(problems, err)
 			rep.Incomplete++
@@ -192,11 +192,16 @@ func (d *demo) print(r report) error {
 	return nil
 }
 
+// duration is a time of three digits.
 func duration(ns *int64) string {
 	if ns == nil {
 		return "unknown"
 	}
-	return time.Duration(*ns).String()
+	unit := time.Duration(1)
+	for time.Duration(*ns)/unit >= 1000 {
+		unit *= 10
+	}
+	return time.Duration(*ns).Round(unit).String()
 }
 
 // prompt is the i-th of any number of different prompts that suit the embedded model, which tells children's stories.

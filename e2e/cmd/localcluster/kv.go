@@ -92,7 +92,7 @@ func (v *reuse) measure(ctx context.Context, log *slog.Logger, policy string, no
 		return s, err
 	}
 	if v.Dir == "" {
-		defer os.RemoveAll(cfg.Dir) //nolint:errcheck // a temporary folder
+		defer os.RemoveAll(cfg.Dir)
 	}
 	cfg.NodeArgs, cfg.RouterArgs = append(cfg.NodeArgs, nodeArgs...), append(cfg.RouterArgs, "--policy="+policy)
 	c, err := start(ctx, cfg)

@@ -1,6 +1,6 @@
 // Command localcluster runs a whole cluster as processes on this machine: up keeps one, demo shows one at work, verify
-// compares the texts of the three serving styles, clocks holds the measured clocks against the truth, kv measures the reuse of
-// KV. It owns the commands; package cluster owns the processes.
+// compares the texts of the three serving styles, clocks holds the measured clocks against the truth, kv measures the reuse of KV,
+// serving compares a pair of nodes with one node. It owns the commands; package cluster owns the processes.
 package main
 
 import (
@@ -16,11 +16,12 @@ import (
 )
 
 type options struct {
-	Up     up     `cmd:"" help:"Start a cluster and keep it until SIGINT or SIGTERM."`
-	Demo   demo   `cmd:"" help:"Start a cluster, send streamed prompts, show the texts, a waterfall and a summary, and stop it."`
-	Clocks clocks `cmd:"" help:"Hold the measured clocks against the truth while the cluster works: nodes in time namespaces and behind paths of known delay."`
-	KV     reuse  `cmd:"" help:"Measure how much KV is reused: prompts with shared prefixes, chats." name:"kv"`
-	Verify verify `cmd:"" help:"Send the same prompts in every serving style and compare the texts."`
+	Up      up      `cmd:"" help:"Start a cluster and keep it until SIGINT or SIGTERM."`
+	Demo    demo    `cmd:"" help:"Start a cluster, send streamed prompts, show the texts, a waterfall and a summary, and stop it."`
+	Clocks  clocks  `cmd:"" help:"Hold the measured clocks against the truth while the cluster works: nodes in time namespaces and behind paths of known delay."`
+	KV      reuse   `cmd:"" help:"Measure how much KV is reused: prompts with shared prefixes, chats." name:"kv"`
+	Serving serving `cmd:"" help:"Compare what a context and a generation node serve with what one node that does both serves."`
+	Verify  verify  `cmd:"" help:"Send the same prompts in every serving style and compare the texts."`
 }
 
 func main() {
@@ -78,6 +79,9 @@ func (l layout) config(log *slog.Logger) (cluster.Config, error) {
 	}
 	var nodeArgs []string
 	if l.Device == "cuda" {
+		if _, err := os.Stat(filepath.Join(bin, "gennode-cuda")); err != nil {
+			return cluster.Config{}, fmt.Errorf("--device cuda: %w (run: make build-cuda)", err)
+		}
 		nodeArgs = []string{fmt.Sprintf("--gpu-memory-fraction=%.3f", cardShare/float64(l.Ctx+l.Gen))}
 	}
 	var args []string

@@ -148,19 +148,23 @@ func (w *clockWatch) line(b []byte) {
 	var l struct {
 		Phases []struct {
 			Role, Node string
-			Clock      struct {
-				State    string
-				OffsetNS *int64 `json:"offset_ns"`
-				BoundNS  *int64 `json:"bound_ns"`
-			}
+			Clock      []json.RawMessage // id, state, bound, offset, and more
 		}
 	}
 	if json.Unmarshal(b, &l) != nil {
 		return // a torn tail; timeline check judges lines
 	}
 	for _, p := range l.Phases {
-		if c := p.Clock; p.Role != "disagg" && c.OffsetNS != nil && c.BoundNS != nil {
-			w.take(said{source: "timelines", node: p.Node, state: c.State, offset: *c.OffsetNS, lower: *c.OffsetNS - *c.BoundNS, upper: *c.OffsetNS + *c.BoundNS})
+		if p.Role == "disagg" || len(p.Clock) < 4 {
+			continue
+		}
+		var state string
+		var bound, offset *int64
+		if err := errors.Join(json.Unmarshal(p.Clock[1], &state), json.Unmarshal(p.Clock[2], &bound), json.Unmarshal(p.Clock[3], &offset)); err != nil {
+			continue
+		}
+		if bound != nil && offset != nil {
+			w.take(said{source: "timelines", node: p.Node, state: state, offset: *offset, lower: *offset - *bound, upper: *offset + *bound})
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"meridian.internal/e2e/cluster"
 )
 
-const startTimeout = time.Minute
+const startTimeout = 2 * time.Minute
 
 type up struct {
 	layout

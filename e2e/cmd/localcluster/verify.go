@@ -158,7 +158,7 @@ func (tc *testCase) send(ctx context.Context, c *client.Client, model string, r 
 		return fmt.Errorf("usage %+v, want %d prompt tokens", res.Usage, tc.Tokens)
 	}
 	r.text, r.end = res.Text, fmt.Sprintf("%s after %d tokens", res.FinishReason, res.Usage.CompletionTokens)
-	l, err := c.Timeline(ctx, id)
+	l, err := c.Whole(ctx, id)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -230,7 +229,7 @@ func (c *comparison) look(ctx context.Context, dir, traces string) error {
 			return fmt.Errorf("keep what timeline %s said: %w", v.args[0], err)
 		}
 		if v.name == "advise.txt" {
-			if _, err := io.WriteString(os.Stderr, string(out)); err != nil {
+			if _, err := os.Stderr.Write(out); err != nil {
 				return err
 			}
 		}

@@ -96,12 +96,12 @@ func (t *tally) endPackage(e event) {
 	}
 }
 
-// reason finds the text of t.Skip in the output of a skipped test: "    file_test.go:12: text".
+// reason finds the text of t.Skip in the output of a skipped test: "    file.go:12: text".
 func reason(out []string) string {
 	for _, line := range out {
 		line = strings.TrimSpace(line)
-		if at := strings.Index(line, "_test.go:"); at >= 0 {
-			if _, text, ok := strings.Cut(line[at+len("_test.go:"):], ": "); ok {
+		if at := strings.Index(line, ".go:"); at >= 0 {
+			if _, text, ok := strings.Cut(line[at+len(".go:"):], ": "); ok {
 				return text
 			}
 		}

@@ -10,6 +10,8 @@ func TestTally(t *testing.T) {
 {"Action":"pass","Package":"p","Test":"A"}
 {"Action":"output","Package":"p","Test":"B","Output":"    b_test.go:3: no root: skipped\n"}
 {"Action":"skip","Package":"p","Test":"B"}
+{"Action":"output","Package":"p","Test":"E","Output":"    suite.go:63: no stages\n"}
+{"Action":"skip","Package":"p","Test":"E"}
 {"Action":"output","Package":"p","Test":"C","Output":"loud\n"}
 {"Action":"fail","Package":"p","Test":"C"}
 {"Action":"output","Package":"p","Test":"D","Output":"panic: x\n"}
@@ -24,7 +26,7 @@ no json
 	}
 	c.summary()
 	got := out.String()
-	for _, want := range []string{"loud\n", "panic: x\n", "no json\n", "FAIL p", "skipped 1: no root: skipped", "1 passed, 1 failed, 1 skipped"} {
+	for _, want := range []string{"loud\n", "panic: x\n", "no json\n", "FAIL p", "skipped 1: no root: skipped", "skipped 1: no stages", "1 passed, 1 failed, 2 skipped"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("output lacks %q:\n%s", want, got)
 		}

@@ -38,6 +38,17 @@ __device__ __forceinline__ void unpack(const Vec& p, float* out, bool there) {
 
 __device__ __forceinline__ void loadVec(const T* p, float* v) { unpack(*(const Vec*)p, v, true); }
 
+// KVVec is the same of K and V.
+#if KV8
+struct __align__(VEC) KVVec { KV v[VEC]; };
+__device__ __forceinline__ void unpack(const KVVec& p, float* out, bool there) {
+#pragma unroll
+  for (int i = 0; i < VEC; i++) out[i] = there ? widened(p.v[i]) : 0.f;
+}
+#else
+typedef Vec KVVec;
+#endif
+
 // merge adds a part (maximum m2, sum l2, weight of acc2 to come) to (m, l); it gives the factors of both accumulators.
 __device__ __forceinline__ void merge(float& m, float& l, float m2, float l2, float& f, float& f2) {
   float top = fmaxf(m, m2);
@@ -49,14 +60,14 @@ __device__ __forceinline__ void merge(float& m, float& l, float m2, float l2, fl
 
 // attend: grid (row, KV head * GROUP / GQ, split), 128 threads. With one split the result goes to out (row, HEADS * HS);
 // otherwise to partial (row, head, split, HS + 2), for combine. window 0: all.
-extern "C" __global__ void __launch_bounds__(128) attend(const int* meta, const T* qkv, const T* kv, T* out, float* partial, int layer, int window) {
+extern "C" __global__ void __launch_bounds__(128) attend(const int* meta, const T* qkv, const KV* kv, const float* scales, T* out, float* partial, int layer, int window) {
   BEGIN;
   __shared__ float shared[4][GQ][HS + 2];
   int r = blockIdx.x, kvHead = blockIdx.y / (GROUP / GQ), head0 = kvHead * GROUP + blockIdx.y % (GROUP / GQ) * GQ;
   if (r >= meta[H_ROWS]) return;
   const Row* row = rowAt(meta, r);
   if (row->tiled) return;
-  const int* table = meta + row->table;
+  const int* table = tableOf(meta, row, layer);
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, sub = lane / LPT, part = lane % LPT;
   bool holds = part < PARTS;
   int end = row->pos + 1, from = window > 0 && end > window ? end - window : 0;
@@ -74,20 +85,20 @@ extern "C" __global__ void __launch_bounds__(128) attend(const int* meta, const 
     for (int i = 0; i < VEC; i++) acc[g][i] = q[g][i] = 0.f;
     if (holds) loadVec(qkv + (size_t)r * QKV + (head0 + g) * HS + part * VEC, q[g]);
 #pragma unroll
-    for (int i = 0; i < VEC; i++) q[g][i] *= rsqrtf((float)HS) * 1.4426950408889634f;  // scores are to base 2
+    for (int i = 0; i < VEC; i++) q[g][i] *= rsqrtf((float)HS) * 1.4426950408889634f * kvScale(scales, 0, kvHead);  // scores are to base 2
   }
   // Which warp and lane takes a position depends on the position alone, so the result does not depend on the batch.
   for (int at = from / STEP * STEP + warp * TPW + sub; at - sub - warp * TPW < end; at += STEP) {
-    Vec k[DEEP], v[DEEP];
+    KVVec k[DEEP], v[DEEP];
     bool sees[DEEP];
 #pragma unroll
     for (int u = 0; u < DEEP; u++) {  // all the loads first
       int p = at + u * 4 * TPW;
       sees[u] = p >= from && p < end;
       if (!sees[u] || !holds) continue;
-      const T* t = kv + kvAt(table[p / BLOCK_TOKENS], layer, 0, p % BLOCK_TOKENS, kvHead) + part * VEC;
-      k[u] = *(const Vec*)t;
-      v[u] = *(const Vec*)(t + (size_t)BLOCK_TOKENS * KVHEADS * HS);
+      const KV* t = kv + kvAt(table[p / BLOCK_TOKENS], layer, 0, p % BLOCK_TOKENS, kvHead) + part * VEC;
+      k[u] = *(const KVVec*)t;
+      v[u] = *(const KVVec*)(t + (size_t)BLOCK_TOKENS * KVHEADS * HS);
     }
     float s[DEEP][GQ];
 #pragma unroll
@@ -156,6 +167,7 @@ extern "C" __global__ void __launch_bounds__(128) attend(const int* meta, const 
       merge(mm, ll, shared[w][g][HS], shared[w][g][HS + 1], f, f2);
       a = __fmul_rn(a, f) + __fmul_rn(shared[w][g][e], f2);
     }
+    a *= kvScale(scales, 1, kvHead);
     if (gridDim.z == 1) {
       out[(size_t)r * HEADS * HS + (head0 + g) * HS + e] = narrow(a / ll);
       continue;

@@ -1,7 +1,8 @@
 // What all kernels share. The host compiles the files of this folder as one source for one model, with its shape as
 // macros:
 //   BF16 (0, 1)  element type of weights, activations and KV: bfloat16 or float
-//   HIDDEN, HEADS, KVHEADS, HS, INTER, VOCAB, BLOCK_TOKENS, LAYERS (of the stage), EPS
+//   KV8 (0, 1)   with BF16: KV has eight bits (E4M3) instead, and scales (kv, head) for each layer
+//   HIDDEN, HEADS, KVHEADS, HS, INTER, VOCAB, BLOCK_TOKENS, EPS
 //   HOPPER (0, 1)  the card has the asynchronous matrix instructions of sm_90a
 //   MAXTOP       log probabilities that one token may carry
 #define GROUP (HEADS / KVHEADS)
@@ -28,10 +29,10 @@ __device__ __forceinline__ T narrow(float v) { return v; }
 #endif
 
 // The header of a step's description: all offsets in 4-byte words from its start.
-enum { H_ROWS, H_WANTED, H_ENTRIES, H_ROWS_AT, H_WANTED_AT, H_ENTRIES_AT, H_TILES_AT, H_RESULTS, H_RESULTS_HI, H_SIZE = 16 };
+enum { H_ROWS, H_WANTED, H_ENTRIES, H_ROWS_AT, H_WANTED_AT, H_ENTRIES_AT, H_TILES_AT, H_RESULTS, H_RESULTS_HI, H_TABLES, H_SIZE = 16 };
 
 // Row is one query token.
-// token < 0: the slot's last one; table: offset in words; tiled: the kernel prefill does its attention.
+// token < 0: the slot's last one; table: offset in words, of group 0; tiled: the kernel prefill does its attention.
 struct Row { int token, pos, slot, table, tiled; };
 
 // Entry is what the sampler knows of one sequence.
@@ -45,10 +46,16 @@ struct Entry {
 
 __device__ __forceinline__ const Row* rowAt(const int* meta, int i) { return (const Row*)(meta + meta[H_ROWS_AT]) + i; }
 
-// kvAt is the place of K (kv 0) or V (kv 1) of one token of a KV block: (block, layer, kv, token, head, HS).
+// Where a layer's KV is, in one number `layer`: which layer of its group (12 bits), how many the group has (12 bits), and which group:
+// layers that see everything are group 0, those of each window another. A group has memory and block tables of its own.
+//
+// kvAt is the place of K (kv 0) or V (kv 1) of one token of a KV block in the group's memory: (block, layer, kv, token, head, HS).
 __device__ __forceinline__ size_t kvAt(int block, int layer, int kv, int token, int head) {
-  return ((((size_t)block * LAYERS + layer) * 2 + kv) * BLOCK_TOKENS + token) * (KVHEADS * HS) + head * HS;
+  return ((((size_t)block * (layer >> 12 & 0xfff) + (layer & 0xfff)) * 2 + kv) * BLOCK_TOKENS + token) * (KVHEADS * HS) + head * HS;
 }
+
+// tableOf is a row's block table for a layer.
+__device__ __forceinline__ const int* tableOf(const int* meta, const Row* row, int layer) { return meta + row->table + (layer >> 24) * meta[H_TABLES]; }
 
 __device__ __forceinline__ float warpSum(float v) {
 #pragma unroll

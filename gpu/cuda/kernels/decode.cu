@@ -2,18 +2,29 @@
 // 16, so KV is read once for all of them. Each of the four warps of a block walks over tokens of its own, with a ring of
 // KV under way in shared memory. Where the KV of a row is cut into splits, the block that ends last merges them.
 #if BF16 && (HS == 64 || HS == 128) && GROUP <= 16
-#define WT (2048 / HS)           // tokens that a warp takes at a time
+#define WT 16                    // tokens that a warp takes at a time
 #define WARP_TILE (4 * WT * HS)  // bytes of their K and V
 #define DEPTH 3                  // of a warp's ring
+#define RESIDENT (256 / HS)      // blocks that a multiprocessor holds, so that some read while others begin or end
+#define RAW_TILE (2 * WT * HS * (int)sizeof(KV))  // bytes of them as they are stored
 
 struct Walk {
   u32 ring;
-  const T* kv;
+  const KV* kv;
   const int* table;
   int layer, kvHead, from, end, lane;
   // fetch begins to copy K and V of the tokens from at on; those outside of [from, end) are zero.
   __device__ __forceinline__ void fetch(int at, int slot) {
-    u32 ks = ring + slot * WARP_TILE, vs = ks + WARP_TILE / 2;
+    u32 ks = ring + slot * RAW_TILE, vs = ks + RAW_TILE / 2;
+#if KV8
+#pragma unroll
+    for (int i = 0; i < WT * HS / 16 / 32; i++) {
+      int t = (lane + 32 * i) / (HS / 16), c = (lane + 32 * i) % (HS / 16), p = at + t, n = p >= from && p < end ? 16 : 0, q = n ? p : from;
+      const KV* k = kv + kvAt(table[q / BLOCK_TOKENS], layer, 0, q % BLOCK_TOKENS, kvHead) + c * 16;
+      copy16(ks + t * HS + c * 16, k, n);
+      copy16(vs + t * HS + c * 16, k + (size_t)BLOCK_TOKENS * KVHEADS * HS, n);
+    }
+#else
 #pragma unroll
     for (int i = 0; i < WT * CHUNKS / 32; i++) {
       int t = (lane + 32 * i) / CHUNKS, c = (lane + 32 * i) % CHUNKS, p = at + t, n = p >= from && p < end ? 16 : 0, q = n ? p : from;
@@ -21,8 +32,20 @@ struct Walk {
       copy16(ks + place(t, c), k, n);
       copy16(vs + place(t, c), k + (size_t)BLOCK_TOKENS * KVHEADS * HS, n);
     }
+#endif
   }
 };
+
+#if KV8
+// widenTile makes bfloat16 of a warp's tile, in the places that the tensor cores read.
+__device__ __forceinline__ void widenTile(char* to, const char* raw, int lane) {
+#pragma unroll
+  for (int i = 0; i < 2 * WT * HS / 8 / 32; i++) {
+    int piece = lane + 32 * i, kv = piece / (WT * HS / 8), t = piece % (WT * HS / 8) / CHUNKS, c = piece % CHUNKS;
+    *(uint4*)(to + kv * (WARP_TILE / 2) + place(t, c)) = widen8x8(*(const uint2*)(raw + piece * 8));
+  }
+}
+#endif
 
 // Online is a running softmax of the rows g and g + 8: sums of weighted V, maxima and sums of weights.
 struct Online {
@@ -123,7 +146,7 @@ __device__ __forceinline__ void rotateQ(const Fresh& f, u32 (*q)[4], int pos, in
 }
 
 // writeKV finishes one KV head of the row and puts it into its block: warp 0 K, warp 1 V.
-__device__ __forceinline__ void writeKV(const Fresh& f, const Row* row, const int* meta, const T* qkv, T* kv, int layer, int kvHead) {
+__device__ __forceinline__ void writeKV(const Fresh& f, const Row* row, const int* meta, const T* qkv, KV* kv, const float* scales, int layer, int kvHead) {
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   if (warp > 1) return;
   int head = HEADS + warp * KVHEADS + kvHead;
@@ -137,7 +160,7 @@ __device__ __forceinline__ void writeKV(const Fresh& f, const Row* row, const in
     sum = fmaf(lo[j], lo[j], fmaf(hi[j], hi[j], sum));
   }
   float scale = warp == 0 && f.knorm ? rsqrtf(warpSum(sum) / HS + (float)(EPS)) : 1.f;
-  T* to = kv + kvAt(meta[row->table + row->pos / BLOCK_TOKENS], layer, warp, row->pos % BLOCK_TOKENS, kvHead);
+  KV* to = kv + kvAt(tableOf(meta, row, layer)[row->pos / BLOCK_TOKENS], layer, warp, row->pos % BLOCK_TOKENS, kvHead);
 #pragma unroll
   for (int j = 0; j < HS / 64; j++) {
     int e = j * 32 + lane;
@@ -149,20 +172,20 @@ __device__ __forceinline__ void writeKV(const Fresh& f, const Row* row, const in
       a = c;
       b = d;
     }
-    to[e] = narrow(a);
-    to[e + HS / 2] = narrow(b);
+    put(to + e, a, kvScale(scales, warp, kvHead));
+    put(to + e + HS / 2, b, kvScale(scales, warp, kvHead));
   }
 }
 
-// attendGroup: grid (row, KV head, split), 128 threads. partial is (row, head, split, HS + 2), done (row, KV head) of
+// attendGroup: grid (KV head, row, split), 128 threads. partial is (row, head, split, HS + 2), done (row, KV head) of
 // zeros, which stay zeros. With early, KV before the row's own position is there before the kernel before has ended. With
 // rotate, this kernel also does what rope does, for entries of one row.
-extern "C" __global__ void __launch_bounds__(128, 2) attendGroup(const int* meta, const T* qkv, T* kv, T* out, float* partial, int* done, int layer, int window, int early,
+extern "C" __global__ void __launch_bounds__(128, RESIDENT) attendGroup(const int* meta, const T* qkv, KV* kv, const float* scales, T* out, float* partial, int* done, int layer, int window, int early,
                                                                  int rotate, const T* bias, const T* qnorm, const T* knorm, const float2* turns) {
   Fresh fresh = {rotate, bias, qnorm, knorm, turns};
   extern __shared__ __align__(128) char tiles[];
   FIRST;
-  int r = blockIdx.x, kvHead = blockIdx.y, splits = gridDim.z, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  int r = blockIdx.y, kvHead = blockIdx.x, splits = gridDim.z, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   if (!early) AFTER;
   const Row* row = rowAt(meta, r);
   if (r >= meta[H_ROWS] || row->tiled) {
@@ -180,8 +203,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) attendGroup(const int* meta
     from += blockIdx.z * share;
     end = min(end, from + share);
   }
-  char* mine = tiles + warp * DEPTH * WARP_TILE;
-  Walk w = {sharedAt(mine), kv, meta + row->table, layer, kvHead, from, end, lane};
+  char* mine = tiles + warp * (DEPTH * RAW_TILE + (KV8 ? WARP_TILE : 0));
+  Walk w = {sharedAt(mine), kv, tableOf(meta, row, layer), layer, kvHead, from, end, lane};
   int at = from + warp * WT, next = at, safe = early ? row->pos : 0, issued = 0;
   for (; issued < DEPTH - 1 && next + WT <= safe && next < end; issued++, next += 4 * WT) {
     w.fetch(next, issued);
@@ -189,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attendGroup(const int* meta
   }
   AFTER;
   if (fresh.rotate && end == row->pos + 1) {
-    writeKV(fresh, row, meta, qkv + (size_t)r * QKV, kv, layer, kvHead);
+    writeKV(fresh, row, meta, qkv + (size_t)r * QKV, kv, scales, layer, kvHead);
     __syncthreads();
   }
   for (; issued < DEPTH - 1; issued++, next += 4 * WT) {
@@ -206,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attendGroup(const int* meta
     q[k][3] = g + 8 < GROUP ? *(const u32*)(p + (g + 8) * HS + 8) : 0;
   }
   if (fresh.rotate) rotateQ(fresh, q, row->pos, kvHead * GROUP);
-  const float scale = 1.4426950408889634f * rsqrtf((float)HS);
+  const float scale = 1.4426950408889634f * rsqrtf((float)HS) * kvScale(scales, 0, kvHead);
   Online a = {};
   a.top[0] = a.top[1] = -INF;
   for (int slot = 0, fill = DEPTH - 1; at < end; at += 4 * WT, next += 4 * WT) {
@@ -214,7 +237,13 @@ extern "C" __global__ void __launch_bounds__(128, 2) attendGroup(const int* meta
     commit();
     arrived<DEPTH - 1>();
     __syncwarp();
-    u32 kb = sharedAt(mine) + slot * WARP_TILE;
+#if KV8
+    widenTile(mine + DEPTH * RAW_TILE, mine + slot * RAW_TILE, lane);
+    __syncwarp();
+    u32 kb = sharedAt(mine) + DEPTH * RAW_TILE;
+#else
+    u32 kb = sharedAt(mine) + slot * RAW_TILE;
+#endif
     float s[WT / 8][4] = {};
 #pragma unroll
     for (int n = 0; n < WT / 8; n++)
@@ -260,6 +289,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attendGroup(const int* meta
       merge(mm, ll, m[HS], m[HS + 1], f, f2);
       v = v * f + m[e] * f2;
     }
+    v *= kvScale(scales, 1, kvHead);
     if (used == 1) {
       out[(size_t)r * HEADS * HS + (kvHead * GROUP + head) * HS + e] = narrow(v / ll);
       continue;

@@ -101,7 +101,7 @@ struct Keys {
 };
 
 // produce brings K and V of the tokens [lowest, end), 128 threads together; places beyond end become zeros.
-__device__ __forceinline__ void produce(const Keys& s, const T* kv, const int* table, int layer, int kvHead, int lowest, int end) {
+__device__ __forceinline__ void produce(const Keys& s, const KV* kv, const int* table, int layer, int kvHead, int lowest, int end) {
   int thread = threadIdx.x & 127, c = thread % CHUNKS, row0 = thread / CHUNKS;
   for (int at = lowest, j = 0; at < end; at += KEYS, j++)
     for (int isV = 0; isV < 2; isV++) {
@@ -110,9 +110,19 @@ __device__ __forceinline__ void produce(const Keys& s, const T* kv, const int* t
 #pragma unroll 4
       for (int t = row0; t < KEYS; t += 128 / CHUNKS) {
         int p = at + t, n = p < end ? 16 : 0, x = n ? p : lowest;
-        copy16(to + panel(t, c, KEYS), kv + kvAt(table[x / BLOCK_TOKENS], layer, isV, x % BLOCK_TOKENS, kvHead) + c * 8, n);
+        const KV* from = kv + kvAt(table[x / BLOCK_TOKENS], layer, isV, x % BLOCK_TOKENS, kvHead) + c * 8;
+#if KV8
+        store16(to + panel(t, c, KEYS), n ? widen8x8(*(const uint2*)from) : make_uint4(0, 0, 0, 0));
+#else
+        copy16(to + panel(t, c, KEYS), from, n);
+#endif
       }
+#if KV8
+      seen();
+      barrierArrive(s.barrier(s.full, isV, j));
+#else
       barrierCopies(s.barrier(s.full, isV, j));
+#endif
     }
   arrived<0>();
 }
@@ -182,13 +192,19 @@ __device__ __forceinline__ void packWeights(u32 (*p)[4], const float* s) {
 
 // consume is the work of one group of four warps: query tokens [64 * group, 64 * group + 64) of the tile. mine of the
 // steps of keys matter to it; it lets the others pass.
-__device__ __forceinline__ void consume(const Keys& s, const T* qkv, T* out, int group, int first, int rows, int head, int pos0, int lowest, int end, int window) {
+__device__ __forceinline__ void consume(const Keys& s, const T* qkv, const float* scales, T* out, int group, int first, int rows, int head, int pos0, int lowest, int end, int window) {
   int thread = threadIdx.x & 127, lane = thread & 31, g = lane >> 2, t = lane & 3;
   for (int i = thread; i < 64 * CHUNKS; i += 128) {
     int row = group * 64 + i / CHUNKS, c = i % CHUNKS;
     uint4 v = row < rows ? *(const uint4*)(qkv + (size_t)(first + row) * QKV + head * HS + c * 8) : make_uint4(0, 0, 0, 0);
-    u32 to = s.q + panel(row, c, CONSUMERS * 64);
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+#if KV8
+    float q[8];  // takes the scale of K, a power of two
+    spread(q, v);
+#pragma unroll
+    for (int j = 0; j < 8; j++) q[j] *= kvScale(scales, 0, head / GROUP);
+    v = gather(q);
+#endif
+    store16(s.q + panel(row, c, CONSUMERS * 64), v);
   }
   seen();
   asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
@@ -242,7 +258,7 @@ __device__ __forceinline__ void consume(const Keys& s, const T* qkv, T* out, int
     l += __shfl_xor_sync(~0u, l, 1);
     l += __shfl_xor_sync(~0u, l, 2);
     if (row + 8 * h >= rows) continue;
-    float f = 1.f / l;
+    float f = kvScale(scales, 1, head / GROUP) / l;
     T* to = out + (size_t)(first + row + 8 * h) * HEADS * HS + head * HS + 2 * t;
 #pragma unroll
     for (int n = 0; n < HS / 8; n++) *(u32*)(to + n * 8) = pack(o[4 * n + 2 * h] * f, o[4 * n + 2 * h + 1] * f);
@@ -250,7 +266,8 @@ __device__ __forceinline__ void consume(const Keys& s, const T* qkv, T* out, int
 }
 
 // prefill: grid (head, tile), a group of 128 threads for each consumer and one more. A tile is (first row, rows).
-extern "C" __global__ void __launch_bounds__(CONSUMERS * 128 + 128, 1) prefill(const int* meta, const T* qkv, const T* kv, T* out, int layer, int window) {
+extern "C" __global__ void __launch_bounds__(CONSUMERS * 128 + 128, 1) prefill(const int* meta, const T* qkv, const KV* kv, const float* scales, T* out,
+                                                                                     int layer, int window) {
   extern __shared__ __align__(1024) char memory[];
   __shared__ u64 barriers[8];
   const int* tile = meta + meta[H_TILES_AT] + 2 * (gridDim.y - 1 - blockIdx.y);  // long ones first
@@ -268,10 +285,10 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 128 + 128, 1) prefill(c
   BEGIN;
   if (group == CONSUMERS) {  // together no more registers than the block was given
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(CONSUMERS == 3 ? 32 : 40));
-    produce(s, kv, meta + row->table, layer, head / GROUP, lowest, end);
+    produce(s, kv, tableOf(meta, row, layer), layer, head / GROUP, lowest, end);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMERS == 3 ? 160 : 232));
-    consume(s, qkv, out, group, first, rows, head, pos0, lowest, end, window);
+    consume(s, qkv, scales, out, group, first, rows, head, pos0, lowest, end, window);
   }
 }
 #endif

@@ -49,6 +49,33 @@ extern "C" __global__ void rmsNorm(const int* meta, const float* stream, const T
 #endif
 }
 
+// kvScales sets the scales of one layer from its weights: grid (2 * KVHEADS), 256 threads. It takes the elements of the norm's output
+// for uncorrelated and of variance 1: then the mean square of K or V is that of the rows of its matrix, times the norm's weight. That
+// becomes about 8, by a power of two: a number may be 40 times as large, and keeps its three bits down to a 500th.
+#if KV8
+extern "C" __global__ void kvScales(const void* qkv, const float* rows, const T* norm, const T* bias, const T* knorm, float* scales) {
+  __shared__ float shared[33];
+  float sum = 0.f;
+  const size_t first = (size_t)HEADS * HS + blockIdx.x * HS;
+  for (size_t i = threadIdx.x; i < (size_t)HS * HIDDEN; i += 256) {
+    size_t at = first * HIDDEN + i;
+    float w = rows ? widened(((const u8*)qkv)[at]) * rows[at / HIDDEN] : widen(((const T*)qkv)[at]);
+    w *= widen(norm[i % HIDDEN]);
+    sum = fmaf(w, w, sum);
+  }
+  for (int i = threadIdx.x; i < HS; i += 256) {
+    float b = bias ? widen(bias[first + i]) : 0.f;
+    sum = fmaf(b, b, sum);
+  }
+  if (knorm && blockIdx.x < KVHEADS) {  // it makes the mean square 1
+    sum = 0.f;
+    for (int i = threadIdx.x; i < HS; i += 256) sum += widen(knorm[i]) * widen(knorm[i]);
+  }
+  sum = blockSum(sum, shared);
+  if (threadIdx.x == 0) scales[blockIdx.x] = sum > 0.f ? exp2f(rintf(log2f(sum / HS) / 2.f) - 3.f) : 1.f;
+}
+#endif
+
 // rope finishes the product of Q, K and V: bias, norm of the head, rotation; K and V go into their blocks. bias (QKV),
 // qnorm and knorm (HS) may be null; turns is (position, HS / 2) of (cos, sin).
 #if BF16 && (HS == 32 || HS == 64 || HS == 128 || HS == 256)
@@ -63,9 +90,15 @@ __device__ __forceinline__ void spread(float* out, uint4 v) {
 __device__ __forceinline__ uint4 gather(const float* v) {
   return make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
 }
+__device__ __forceinline__ uint2 gather8(const float* v, float scale) {
+  u32 w[2] = {};
+#pragma unroll
+  for (int i = 0; i < 8; i++) w[i / 4] |= narrow8(v[i] / scale) << 8 * (i % 4);
+  return make_uint2(w[0], w[1]);
+}
 
 extern "C" __global__ void rope(const int* meta, T* qkv, const T* bias, const T* qnorm, const T* knorm, const float2* turns,
-                                T* kv, int layer) {
+                                KV* kv, const float* scales, int layer) {
   BEGIN;
   int r = blockIdx.x, unit = blockIdx.y * blockDim.x + threadIdx.x, head = unit / TURNERS, e = unit % TURNERS * 8;
   if (r >= meta[H_ROWS]) return;
@@ -114,18 +147,26 @@ extern "C" __global__ void rope(const int* meta, T* qkv, const T* bias, const T*
       hi[2 * i + 1] = __fmul_rn(d, t.z) + __fmul_rn(c, t.w);
     }
   }
-  T* to = x;
-  if (head >= HEADS) {
-    int block = meta[row->table + row->pos / BLOCK_TOKENS], v = head >= HEADS + KVHEADS;
-    to = kv + kvAt(block, layer, v, row->pos % BLOCK_TOKENS, (head - HEADS) % KVHEADS) + e;
+  if (head < HEADS) {
+    *(uint4*)x = gather(lo);
+    *(uint4*)(x + HS / 2) = gather(hi);
+    return;
   }
+  int block = tableOf(meta, row, layer)[row->pos / BLOCK_TOKENS], v = head >= HEADS + KVHEADS, kvHead = (head - HEADS) % KVHEADS;
+  KV* to = kv + kvAt(block, layer, v, row->pos % BLOCK_TOKENS, kvHead) + e;
+#if KV8
+  float scale = kvScale(scales, v, kvHead);
+  *(uint2*)to = gather8(lo, scale);
+  *(uint2*)(to + HS / 2) = gather8(hi, scale);
+#else
   *(uint4*)to = gather(lo);
   *(uint4*)(to + HS / 2) = gather(hi);
+#endif
 }
 #else
 // One warp a head.
 extern "C" __global__ void rope(const int* meta, T* qkv, const T* bias, const T* qnorm, const T* knorm, const float2* turns,
-                                T* kv, int layer) {
+                                KV* kv, const float* scales, int layer) {
   BEGIN;
   int r = blockIdx.x, head = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5), lane = threadIdx.x & 31;
   if (r >= meta[H_ROWS] || head >= HEADS + 2 * KVHEADS) return;
@@ -145,10 +186,12 @@ extern "C" __global__ void rope(const int* meta, T* qkv, const T* bias, const T*
   }
   const T* w = head < HEADS ? qnorm : head < HEADS + KVHEADS ? knorm : (const T*)0;
   float scale = w ? 1.f / sqrtf(warpSum(sum) / HS + (float)(EPS)) : 1.f;
-  T* to = x;
+  KV* to = kv;
+  float kvs = 1.f;
   if (head >= HEADS) {
-    int block = meta[row->table + row->pos / BLOCK_TOKENS], v = head >= HEADS + KVHEADS;
-    to = kv + kvAt(block, layer, v, row->pos % BLOCK_TOKENS, (head - HEADS) % KVHEADS);
+    int block = tableOf(meta, row, layer)[row->pos / BLOCK_TOKENS], v = head >= HEADS + KVHEADS, kvHead = (head - HEADS) % KVHEADS;
+    to += kvAt(block, layer, v, row->pos % BLOCK_TOKENS, kvHead);
+    kvs = kvScale(scales, v, kvHead);
   }
 #pragma unroll
   for (int j = 0; j < n; j++) {
@@ -162,8 +205,13 @@ extern "C" __global__ void rope(const int* meta, T* qkv, const T* bias, const T*
       a = c;
       b = d;
     }
-    to[i] = narrow(a);
-    to[i + half] = narrow(b);
+    if (head < HEADS) {
+      x[i] = narrow(a);
+      x[i + half] = narrow(b);
+    } else {
+      put(to + i, a, kvs);
+      put(to + i + half, b, kvs);
+    }
   }
 }
 #endif
@@ -228,12 +276,13 @@ extern "C" __global__ void product(const float* x, const float* w, float* out, i
 }
 
 // moveKV copies one region between KV blocks and a packed buffer in the canonical layout; region is block, layers from
-// and to (of the stage), heads from and to, tokens from and to; out says the direction.
-extern "C" __global__ void moveKV(T* kv, T* packed, const int* regions, const u64* places, int out) {
+// and to (of the group), heads from and to, tokens from and to, and how many layers the group has; places are where the region
+// is in the buffer and where its group's memory is; out says the direction.
+extern "C" __global__ void moveKV(KV* packed, const int* regions, const u64* places, int out) {
   BEGIN;
   const int* g = regions + blockIdx.x * 8;
-  int layers = g[2] - g[1], heads = g[4] - g[3], tokens = g[6] - g[5];
-  T* base = packed + places[blockIdx.x];
+  int layers = g[2] - g[1], heads = g[4] - g[3], tokens = g[6] - g[5], of = g[7] << 12;
+  KV *base = packed + places[2 * blockIdx.x], *kv = (KV*)places[2 * blockIdx.x + 1];
   size_t n = (size_t)layers * 2 * tokens * heads * HS;
   for (size_t i = blockIdx.y * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.y * blockDim.x) {
     size_t j = i;
@@ -241,36 +290,37 @@ extern "C" __global__ void moveKV(T* kv, T* packed, const int* regions, const u6
     int h = j % heads; j /= heads;
     int t = j % tokens; j /= tokens;
     int v = j % 2; j /= 2;
-    T* at = kv + kvAt(g[0], g[1] + (int)j, v, g[5] + t, g[3] + h) + e;
+    KV* at = kv + kvAt(g[0], of | (g[1] + (int)j), v, g[5] + t, g[3] + h) + e;
     if (out) base[i] = *at;
     else *at = base[i];
   }
 }
 
 // pullKV copies KV of tokens [tokenFrom, tokenFrom + tokens) of some layers out of another process's KV blocks, which have
-// `per` tokens. to and source are the blocks here and there that hold these tokens. A warp copies one token's K or V.
-extern "C" __global__ void pullKV(T* kv, const T* from, const int* to, const int* source, int layerFrom, int layers, int tokenFrom,
+// `per` tokens. of is how many layers there are, in their one group; to and source are the blocks here and there that hold
+// these tokens. A warp copies one token's K or V.
+extern "C" __global__ void pullKV(KV* kv, const KV* from, const int* to, const int* source, int layerFrom, int layers, int of, int tokenFrom,
                                   int tokens, int per) {
   BEGIN;
   constexpr int ROW = KVHEADS * HS;
   const int rows = layers * 2 * tokens, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
   for (int r = blockIdx.x * warps + (threadIdx.x >> 5); r < rows; r += gridDim.x * warps) {
     int t = tokenFrom + r % tokens, v = r / tokens & 1, l = layerFrom + r / tokens / 2;
-    T* a = kv + kvAt(to[t / BLOCK_TOKENS - tokenFrom / BLOCK_TOKENS], l, v, t % BLOCK_TOKENS, 0);
-    const T* b = from + ((((size_t)source[t / per - tokenFrom / per] * LAYERS + l) * 2 + v) * per + t % per) * ROW;
-    if constexpr (ROW * sizeof(T) % 16 == 0) {
-      for (int i = lane; i < (int)(ROW * sizeof(T) / 16); i += 32) ((uint4*)a)[i] = ((const uint4*)b)[i];
+    KV* a = kv + kvAt(to[t / BLOCK_TOKENS - tokenFrom / BLOCK_TOKENS], of << 12 | l, v, t % BLOCK_TOKENS, 0);
+    const KV* b = from + ((((size_t)source[t / per - tokenFrom / per] * of + l) * 2 + v) * per + t % per) * ROW;
+    if constexpr (ROW * sizeof(KV) % 16 == 0) {
+      for (int i = lane; i < (int)(ROW * sizeof(KV) / 16); i += 32) ((uint4*)a)[i] = ((const uint4*)b)[i];
     } else {
       for (int i = lane; i < ROW; i += 32) a[i] = b[i];
     }
   }
 }
 
-// copyBlocks copies whole KV blocks one after the other, as the list says; n pairs lie at list. A later copy may read
-// what an earlier one wrote, so one thread of the grid handles the same elements of every pair.
-extern "C" __global__ void copyBlocks(T* kv, const int* list, int n) {
+// copyBlocks copies whole KV blocks of a group of so many layers one after the other, as the list says; n pairs lie at list.
+// A later copy may read what an earlier one wrote, so one thread of the grid handles the same elements of every pair.
+extern "C" __global__ void copyBlocks(KV* kv, int layers, const int* list, int n) {
   BEGIN;
-  const size_t size = (size_t)LAYERS * 2 * BLOCK_TOKENS * KVHEADS * HS;
+  const size_t size = (size_t)layers * 2 * BLOCK_TOKENS * KVHEADS * HS;
   for (int c = 0; c < n; c++)
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < size; i += (size_t)gridDim.x * blockDim.x)
       kv[list[2 * c + 1] * size + i] = kv[list[2 * c] * size + i];

@@ -3,25 +3,31 @@
 #if BF16 && (HS == 64 || HS == 128) && !HOPPER
 #define KT (4096 / HS)
 // fetch begins to copy KT tokens of K and V from position at into shared memory; those from end on are zero.
-__device__ __forceinline__ void fetch(u32 ks, u32 vs, const T* kv, const int* table, int layer, int kvHead, int at, int end) {
+__device__ __forceinline__ void fetch(u32 ks, u32 vs, const KV* kv, const int* table, int layer, int kvHead, int at, int end) {
   for (int i = threadIdx.x; i < KT * CHUNKS; i += 256) {
     int t = i / CHUNKS, c = i % CHUNKS, p = at + t, n = p < end ? 16 : 0, q = n ? p : 0;
-    const T* k = kv + kvAt(table[q / BLOCK_TOKENS], layer, 0, q % BLOCK_TOKENS, kvHead) + c * 8;
-    const T* v = k + (size_t)BLOCK_TOKENS * KVHEADS * HS;
+    const KV* k = kv + kvAt(table[q / BLOCK_TOKENS], layer, 0, q % BLOCK_TOKENS, kvHead) + c * 8;
+    const KV* v = k + (size_t)BLOCK_TOKENS * KVHEADS * HS;
+#if KV8
+    const uint2 none = {0, 0};
+    store16(ks + place(t, c), widen8x8(n ? *(const uint2*)k : none));
+    store16(vs + place(t, c), widen8x8(n ? *(const uint2*)v : none));
+#else
     copy16(ks + place(t, c), k, n);
     copy16(vs + place(t, c), v, n);
+#endif
   }
   commit();
 }
 
 // prefill: grid (head, tile), 256 threads. A tile is (first row, rows).
-extern "C" __global__ void __launch_bounds__(256) prefill(const int* meta, const T* qkv, const T* kv, T* out, int layer, int window) {
+extern "C" __global__ void __launch_bounds__(256) prefill(const int* meta, const T* qkv, const KV* kv, const float* scales, T* out, int layer, int window) {
   BEGIN;
   __shared__ __align__(128) T ks[2][KT * HS], vs[2][KT * HS];
   const int* tile = meta + meta[H_TILES_AT] + 2 * (gridDim.y - 1 - blockIdx.y);  // long ones first
   int head = blockIdx.x, kvHead = head / GROUP, first = tile[0], rows = tile[1];
   const Row* row = rowAt(meta, first);
-  const int *table = meta + row->table, pos0 = row->pos, end = pos0 + rows;
+  const int *table = tableOf(meta, row, layer), pos0 = row->pos, end = pos0 + rows;
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   int lowest = window > 0 ? max(pos0 - window + 1, 0) / KT * KT : 0;
   u32 kAt = sharedAt(ks), vAt = sharedAt(vs);
@@ -35,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(256) prefill(const int* meta, const
     q[k][2] = r0 < rows ? *(const u32*)(p + (size_t)r0 * QKV + 8) : 0;
     q[k][3] = r1 < rows ? *(const u32*)(p + (size_t)r1 * QKV + 8) : 0;
   }
-  const float scale = 1.4426950408889634f * rsqrtf((float)HS);
+  const float scale = 1.4426950408889634f * rsqrtf((float)HS) * kvScale(scales, 0, kvHead);
   float o[HS / 8][4] = {}, m0 = -INF, m1 = -INF, l0 = 0.f, l1 = 0.f;
   fetch(kAt, vAt, kv, table, layer, kvHead, lowest, end);
   for (int at = lowest, stage = 0; at < end; at += KT, stage ^= 1) {
@@ -110,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(256) prefill(const int* meta, const
     l0 += __shfl_xor_sync(~0u, l0, x);
     l1 += __shfl_xor_sync(~0u, l1, x);
   }
-  float i0 = 1.f / l0, i1 = 1.f / l1;
+  float i0 = kvScale(scales, 1, kvHead) / l0, i1 = kvScale(scales, 1, kvHead) / l1;
   T* to = out + (size_t)first * HEADS * HS + head * HS + 2 * t;
 #pragma unroll
   for (int n = 0; n < HS / 8; n++) {

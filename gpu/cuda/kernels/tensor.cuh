@@ -21,6 +21,9 @@ __device__ __forceinline__ void multiply(float* d, const u32* a, u32 b0, u32 b1)
 __device__ __forceinline__ void copy16(u32 to, const void* from, int n) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n));
 }
+__device__ __forceinline__ void store16(u32 to, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int KEEP> __device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(KEEP) : "memory"); }
 __device__ __forceinline__ u32 sharedAt(const void* p) { return (u32)__cvta_generic_to_shared(p); }

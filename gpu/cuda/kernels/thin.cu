@@ -7,7 +7,7 @@
 // elements each (squares: (row, HIDDEN / 16)); who multiplies x scales the result by the root of their mean.
 #if BF16 && HS % 16 == 0 && HIDDEN % 16 == 0 && INTER % 8 == 0
 #define WARPS 8
-#define STAGES 6                              // of the ring of a warp
+#define STAGES 5                              // of the ring of a warp
 #define STAGE 2048                            // bytes: 16 outputs x 64 of k
 #define RING (WARPS * STAGES * STAGE)         // also known to the host
 enum { ROTATE, GATE, ADD, PLAIN };
@@ -54,7 +54,7 @@ template <int MT> __device__ __forceinline__ void inputs(uint4 (*v)[2], const T*
 
 // chunkProduct multiplies 16 outputs by MT * 8 rows over 64 of k. The order of k is permuted equally in both operands, so
 // that a lane reads 16 bytes at a time.
-template <int MT> __device__ __forceinline__ void chunkProduct(float (*acc)[4], const char* stage, uint4 (*v)[2], int g, int t) {
+template <int MT> __device__ __forceinline__ void chunkProduct(float (*acc)[2][4], const char* stage, uint4 (*v)[2], int g, int t) {
 #pragma unroll
   for (int s = 0; s < 2; s++) {
     int c = (s * 4 + t) ^ (g & 1) << 2;
@@ -62,8 +62,8 @@ template <int MT> __device__ __forceinline__ void chunkProduct(float (*acc)[4], 
     u32 a[4] = {lo.x, hi.x, lo.y, hi.y}, b[4] = {lo.z, hi.z, lo.w, hi.w};
 #pragma unroll
     for (int m = 0; m < MT; m++) {
-      multiply(acc[m], a, v[m][s].x, v[m][s].y);
-      multiply(acc[m], b, v[m][s].z, v[m][s].w);
+      multiply(acc[m][0], a, v[m][s].x, v[m][s].y);
+      multiply(acc[m][1], b, v[m][s].z, v[m][s].w);
     }
   }
 }
@@ -78,8 +78,6 @@ struct Thin {
   void* out;
   const float2* turns;
   int layer;
-  const T *ahead0, *ahead1;  // weights of a later product, aheadBytes each, that are to come into the L2 cache
-  int aheadBytes;
 };
 
 // finish* get the sums of one output (or pair) of one row.
@@ -95,24 +93,18 @@ __device__ __forceinline__ void finishRotate(const Thin& p, int tile, int m, int
     hi = d;
   }
   if (head >= HEADS) {
-    int block = p.meta[row->table + row->pos / BLOCK_TOKENS], v = head >= HEADS + KVHEADS;
+    int block = tableOf(p.meta, row, p.layer)[row->pos / BLOCK_TOKENS], v = head >= HEADS + KVHEADS;
     to = (T*)p.b + kvAt(block, p.layer, v, row->pos % BLOCK_TOKENS, (head - HEADS) % KVHEADS);
   }
   to[e] = narrow(lo);
   to[e + HS / 2] = narrow(hi);
 }
 
-// prefetch brings bytes, a multiple of 16, into the L2 cache.
-__device__ __forceinline__ void prefetch(const void* from, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
-#endif
-}
-
 template <int MT, int KIND> __device__ __forceinline__ void thin(const Thin& p) {
-  // Chunks whose inputs a warp holds at a time. If these are all that it has, they are read once for all tiles.
+  // A warp holds the inputs of one batch of chunks while it asks for the next batch. If all that it has are one batch, they are read
+  // once for all tiles.
   constexpr bool STAYS = KIND != ADD && HIDDEN % 64 == 0 && (HIDDEN / 64 + WARPS - 1) / WARPS * MT <= 8;
-  constexpr int BATCH = STAYS ? (HIDDEN / 64 + WARPS - 1) / WARPS : 8 / MT < 4 ? 8 / MT : 4;
+  constexpr int BATCH = STAYS ? (HIDDEN / 64 + WARPS - 1) / WARPS : 2 / MT;
   extern __shared__ __align__(128) char ring[];
   __shared__ float sums[WARPS][MT * 8][17], scales[MT * 8];
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -123,22 +115,16 @@ template <int MT, int KIND> __device__ __forceinline__ void thin(const Thin& p) 
   if (warp * 64 >= p.k) r.tile = tiles;
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) r.next();
-  if (KIND == ADD && lane < 2 && blockIdx.x < tiles) {  // of what the ring does not hold, as much as the L2 cache has room for
-    const int begun = (STAGES - 1) * WARPS * 64, room = (32 << 20) / 32 / gridDim.x & ~7;
-    const T* row = p.w + (size_t)sourceRow<KIND>(blockIdx.x, warp + 8 * lane, p.n) * p.k;
-    if (p.k > begun) prefetch(row + begun, min(p.k - begun, room) * 2);
-  }
-  if (p.aheadBytes > 0 && threadIdx.x < 2) {  // and for a product that comes later, while the memory has little to do
-    int share = (p.aheadBytes / gridDim.x + 15) & ~15, at = blockIdx.x * share;
-    if (at < p.aheadBytes) prefetch((const char*)(threadIdx.x ? p.ahead1 : p.ahead0) + at, min(share, p.aheadBytes - at));
-  }
   AFTER;
   int live = min(p.meta[H_ROWS], p.rows);
   const int pairs = KIND == ROTATE || KIND == GATE, each = pairs ? 8 : 16;
   int slot = 0;
-  uint4 v[BATCH][MT][2];
+  uint4 v[STAYS ? 1 : 2][BATCH][MT][2];
+  auto ask = [&](uint4 (*to)[MT][2], int from) {
 #pragma unroll
-  for (int j = 0; j < BATCH; j++) inputs<MT>(v[j], p.x, live, p.k, warp + j * WARPS, g, t);
+    for (int j = 0; j < BATCH; j++) inputs<MT>(to[j], p.x, live, p.k, from + j * WARPS, g, t);
+  };
+  ask(v[0], warp);
   if (KIND != ADD && p.squares) {
     for (int m = warp; m < live; m += WARPS) {
       float s = 0.f;
@@ -151,28 +137,36 @@ template <int MT, int KIND> __device__ __forceinline__ void thin(const Thin& p) 
     float held = 0.f;  // of the stream, read early
     int i = threadIdx.x % each, row = threadIdx.x / each, at = tile * 16 + i;
     if (KIND == ADD && row < live && at < p.n) held = ((const float*)p.out)[(size_t)row * p.n + at];
-    float acc[MT][4] = {};
-    for (int from = warp; from * 64 < p.k; from += BATCH * WARPS) {
-      if (!STAYS && (from != warp || tile != blockIdx.x)) {
-#pragma unroll
-        for (int j = 0; j < BATCH; j++) inputs<MT>(v[j], p.x, live, p.k, from + j * WARPS, g, t);
-      }
+    float acc[MT][2][4] = {};
+    auto take = [&](uint4 (*from)[MT][2], int chunk) {
 #pragma unroll
       for (int j = 0; j < BATCH; j++) {
-        if ((from + j * WARPS) * 64 >= p.k) break;
+        if ((chunk + j * WARPS) * 64 >= p.k) break;
         r.next();
         arrived<STAGES - 1>();
         __syncwarp();
-        chunkProduct<MT>(acc, mine + slot * STAGE, v[j], g, t);
+        chunkProduct<MT>(acc, mine + slot * STAGE, from[j], g, t);
         __syncwarp();
         slot = slot + 1 == STAGES ? 0 : slot + 1;
+      }
+    };
+    if (STAYS) {
+      take(v[0], warp);
+    } else {
+      constexpr int SPAN = BATCH * WARPS;
+      if (tile != blockIdx.x) ask(v[0], warp);
+      for (int from = warp; from * 64 < p.k; from += 2 * SPAN) {
+        ask(v[STAYS ? 0 : 1], from + SPAN);
+        take(v[0], from);
+        ask(v[0], from + 2 * SPAN);
+        take(v[STAYS ? 0 : 1], from + SPAN);
       }
     }
     __syncthreads();  // the sums of the tile before have been read
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
-      for (int j = 0; j < 4; j++) sums[warp][m * 8 + 2 * t + (j & 1)][g + (j >> 1) * 8] = acc[m][j];
+      for (int j = 0; j < 4; j++) sums[warp][m * 8 + 2 * t + (j & 1)][g + (j >> 1) * 8] = acc[m][0][j] + acc[m][1][j];
     __syncthreads();
     if (row >= MT * 8) continue;
     float lo = 0.f, hi = 0.f;
@@ -205,12 +199,11 @@ template <int MT, int KIND> __device__ __forceinline__ void thin(const Thin& p) 
   arrived<0>();
 }
 
-#define THIN(name, MT, KIND)                                                                                                     \
-  extern "C" __global__ void __launch_bounds__(256, 2) name(const int* meta, const T* x, const T* w, int n, int k, int rows,      \
-                                                            float* squares, const T* a, const T* b, void* out,                   \
-                                                            const float2* turns, int layer, const T* ahead0, const T* ahead1,    \
-                                                            int aheadBytes) {                                                    \
-    thin<MT, KIND>(Thin{meta, x, w, n, k, rows, squares, a, b, out, turns, layer, ahead0, ahead1, aheadBytes});                   \
+#define THIN(name, MT, KIND)                                                                                                  \
+  extern "C" __global__ void __launch_bounds__(256, 2) name(const int* meta, const T* x, const T* w, int n, int k, int rows,   \
+                                                            float* squares, const T* a, const T* b, void* out,                \
+                                                            const float2* turns, int layer) {                                 \
+    thin<MT, KIND>(Thin{meta, x, w, n, k, rows, squares, a, b, out, turns, layer});                                            \
   }
 THIN(thinRotate8, 1, ROTATE)
 THIN(thinRotate16, 2, ROTATE)
@@ -221,20 +214,21 @@ THIN(thinAdd16, 2, ADD)
 THIN(thinPlain8, 1, PLAIN)
 THIN(thinPlain16, 2, PLAIN)
 
-// embedThin fills the stream, x and squares. weight is that of the first norm.
+// embedThin fills the stream, x and squares. weight is that of the first norm. Without a table the stream is there: another stage
+// has filled it.
 extern "C" __global__ void embedThin(const int* meta, const T* table, const int* last, const T* weight, float* stream, T* x, float* squares) {
   BEGIN;
   int r = blockIdx.x;
   if (r >= meta[H_ROWS]) return;
   const Row* row = rowAt(meta, r);
   int token = row->token < 0 ? last[row->slot] : row->token;
-  const T* from = table + (size_t)token * HIDDEN;
+  const T* from = table ? table + (size_t)token * HIDDEN : table;
   for (int i = threadIdx.x * 16; i < HIDDEN; i += blockDim.x * 16) {
     float s = 0.f;
 #pragma unroll
     for (int j = 0; j < 16; j++) {
-      float v = widen(from[i + j]);
-      stream[(size_t)r * HIDDEN + i + j] = v;
+      float v = from ? widen(from[i + j]) : stream[(size_t)r * HIDDEN + i + j];
+      if (from) stream[(size_t)r * HIDDEN + i + j] = v;
       x[(size_t)r * HIDDEN + i + j] = narrow(v * widen(weight[i + j]));
       s = fmaf(v, v, s);
     }

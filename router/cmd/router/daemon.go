@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -28,6 +29,7 @@ import (
 	"meridian.internal/shared/bus"
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/node"
+	"meridian.internal/shared/poll"
 	"meridian.internal/shared/serve"
 )
 
@@ -43,12 +45,14 @@ type daemon struct {
 	conn     *bus.Conn
 	registry *node.Registry
 	client   *upstream.Client
+	loops    *poll.Loops
 	pool     *pool.Pool
 	listener *live.Listener // nil without NATS
 	clocks   *clocks.Book
 	lines    *lines
 	live     *export.Live // nil: no collector
 	feed     *web.Feed
+	kv       *web.KV
 	tokens   *proxy.Tokenizers
 	keys     *keys.Store // nil: no API keys are configured
 	proxy    *proxy.Proxy
@@ -111,10 +115,13 @@ func (d *daemon) openPool(context.Context) (err error) {
 	o.Client = &http.Client{Transport: d.cluster.Transport(&http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute})}
 	if d.conn != nil {
 		o.BusUp = d.conn.Connected
+	} else if len(o.Static) == 0 {
+		d.log.Warn("no --nats, no --embedded-nats, no --ctx and no --gen: this router will never have a worker")
 	}
 	if d.pool, err = pool.New(o); err != nil {
 		return err
 	}
+	d.kv = web.NewKV(d.nodeURLs, o.Client)
 	if err := d.metrics.Register(d.pool.Metrics()); err != nil {
 		return fmt.Errorf("register metrics of the pool: %w", err)
 	}
@@ -163,9 +170,10 @@ func (d *daemon) runKeys(ctx context.Context) error {
 
 func (d *daemon) openProxy(context.Context) (err error) {
 	d.client = upstream.New(upstream.Options{TLS: d.cluster.Client, Authorization: d.cluster.Authorization()})
+	d.loops = poll.NewLoops(max(1, runtime.GOMAXPROCS(0)/processorsPerLoop))
 	d.tokens = &proxy.Tokenizers{Pool: d.pool, Client: d.client, Build: proxy.BuildTokenizer}
 	d.proxy, err = proxy.New(proxy.Options{
-		Name: d.o.Name, Pool: d.pool, Client: d.client, Steady: d.steady, Schedule: d.o.Schedule,
+		Name: d.o.Name, Pool: d.pool, Client: d.client, Loops: d.loops, Steady: d.steady, Schedule: d.o.Schedule,
 		Tokenizers: d.tokens, Keys: d.keys,
 		Record: d.lines.add, Begin: d.lines.collector.Begin, Expect: d.lines.collector.Expect, Timelines: d.lines.reader(), Estimate: d.clocks.Newest, Exchange: d.clocks.Exchange, Metrics: d.metrics, Logger: d.log,
 		NoBus: d.conn == nil, MaxBody: d.o.MaxBody, MaxBodies: d.o.MaxBodies, Timeout: d.o.Timeout, ClientIdle: d.o.ClientIdle,
@@ -173,6 +181,10 @@ func (d *daemon) openProxy(context.Context) (err error) {
 	})
 	return err
 }
+
+// processorsPerLoop: a loop that has much to do is cheap, since much comes with each wake-up, and one keeps up with what three
+// others bring in and merge.
+const processorsPerLoop = 4
 
 func (d *daemon) openServer(context.Context) (err error) {
 	tls, err := d.o.TLSFlags.Config()
@@ -188,7 +200,7 @@ func (d *daemon) openServer(context.Context) (err error) {
 	}
 	d.proxy.Routes(d.server.Echo())
 	return web.Routes(d.server.Echo(), web.Options{
-		Feed: d.feed, Cluster: func() any { return d.proxy.Cluster() }, Draining: d.draining.Load,
+		Feed: d.feed, KV: d.kv, Cluster: func() any { return d.proxy.Cluster() }, Draining: d.draining.Load,
 	})
 }
 
@@ -207,7 +219,7 @@ func (d *daemon) run(ctx context.Context) error {
 	inner, stop := context.WithCancel(base)
 	defer stop()
 	beside, watched := errgroup.WithContext(inner)
-	for _, f := range []func(context.Context) error{d.respond.Serve, d.pool.Run, d.clocks.Run, d.runRegistry, d.tokens.Run, d.runKeys, d.feed.Run, d.listen, d.runProbes, d.runRows} {
+	for _, f := range []func(context.Context) error{d.respond.Serve, d.pool.Run, d.clocks.Run, d.runRegistry, d.tokens.Run, d.runKeys, d.feed.Run, d.kv.Run, d.listen, d.runProbes, d.runRows} {
 		beside.Go(func() error { return f(inner) })
 	}
 	linesCtx, endLines := context.WithCancel(base)
@@ -318,6 +330,9 @@ func scheme(cert string) string {
 
 // close closes what open has opened, in the reverse order.
 func (d *daemon) close() {
+	if d.loops != nil {
+		_ = d.loops.Close() // nobody streams any more
+	}
 	if d.client != nil {
 		d.client.Close()
 	}

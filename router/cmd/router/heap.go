@@ -14,7 +14,7 @@ const (
 	relaxedGC = 400
 	usualGC   = 100
 	// roomBytes may come on top of what lives before the collector runs, or as much again as lives where that is more.
-	roomBytes = 96 << 20
+	roomBytes = 192 << 20
 	roomLook  = time.Second
 )
 

@@ -7,7 +7,7 @@ func TestTheHeapHasRoomButNotAMultiple(t *testing.T) {
 	for _, c := range []struct {
 		live uint64
 		want int
-	}{{0, 400}, {10 * mib, 400}, {24 * mib, 400}, {48 * mib, 200}, {96 * mib, 100}, {1 << 40, 100}} {
+	}{{0, 400}, {10 * mib, 400}, {48 * mib, 400}, {96 * mib, 200}, {192 * mib, 100}, {1 << 40, 100}} {
 		if got := gcPercent(c.live); got != c.want {
 			t.Errorf("with %d bytes alive: %d %%, want %d %%", c.live, got, c.want)
 		}

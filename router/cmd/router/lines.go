@@ -44,7 +44,7 @@ func (d *daemon) openLines(context.Context) (err error) {
 	}
 	d.feed = web.NewFeed(time.Now, d.clocksNow)
 	l.collector, err = collect.New(collect.Options{
-		Router: d.o.Name, Dir: d.o.Traces, MaxTotal: d.o.TracesMax, Compress: d.o.TracesCompress, Conn: d.conn, Publisher: l.publisher, Registry: d.metrics, Logger: d.log,
+		Router: d.o.Name, Dir: d.o.Traces, MaxTotal: d.o.TracesMax, Compress: d.o.TracesCompress, Sync: d.o.TracesSync, Conn: d.conn, Publisher: l.publisher, Registry: d.metrics, Logger: d.log,
 		OnLine: d.ended,
 		Clocks: timeline.Clocks{Reference: d.steady.ID(), Estimate: d.clocks.Estimate, Wall: d.wall},
 	})
@@ -66,6 +66,17 @@ func (d *daemon) clocksNow() []web.ClockOf {
 		out[i] = web.ClockOf{Node: n.Name, OffsetNS: n.Clock.OffsetNS, BoundNS: n.Clock.BoundNS}
 	}
 	return out
+}
+
+// nodeURLs are those of our own nodes, which tell what they keep of KV.
+func (d *daemon) nodeURLs() map[string]string {
+	urls := map[string]string{}
+	for _, n := range d.proxy.Cluster().Nodes {
+		if !n.Foreign {
+			urls[n.Name] = n.URL
+		}
+	}
+	return urls
 }
 
 // wall is UTC, as this machine knows it, when the steady clock showed ns.

@@ -10,6 +10,7 @@ import (
 
 // traceFlags are the options of timelines beside where they are and how much of them is kept.
 type traceFlags struct {
+	TracesSync     bool   `help:"Sync each batch of timelines to the disk before their records are acknowledged: they survive the loss of power, and come as late as the disk is slow." name:"traces-sync"`
 	TracesCompress bool   `help:"Compress files of timelines that are complete (zstd); everything that reads them reads both." name:"traces-compress"`
 	OTLP           string `help:"OpenTelemetry collector (OTLP over HTTP) that gets the spans of each request as it ends. Empty: none." name:"otlp" placeholder:"URL"`
 }

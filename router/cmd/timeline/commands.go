@@ -156,8 +156,8 @@ type checkCmd struct {
 }
 
 // openAll finds timelines and rows; files of rows alone are enough.
-func (c *checkCmd) openAll() (*traces.Set, []string, error) {
-	args := c.File
+func (f files) openAll(w io.Writer) (*traces.Set, []string, error) {
+	args := f.File
 	if len(args) == 0 {
 		args = []string{"traces"}
 	}
@@ -168,7 +168,7 @@ func (c *checkCmd) openAll() (*traces.Set, []string, error) {
 	if len(others) == 0 {
 		return &traces.Set{}, rows, nil
 	}
-	s, err := files{File: others}.open(io.Discard)
+	s, err := files{File: others}.open(w)
 	return s, rows, err
 }
 
@@ -176,7 +176,7 @@ func (c *checkCmd) openAll() (*traces.Set, []string, error) {
 func (c *checkCmd) Run(ctx context.Context) error {
 	out := bufio.NewWriter(os.Stdout)
 	defer out.Flush()
-	s, rowNames, err := c.openAll()
+	s, rowNames, err := c.openAll(io.Discard)
 	if err != nil {
 		return err
 	}
@@ -199,7 +199,10 @@ func (c *checkCmd) Run(ctx context.Context) error {
 	})
 	done()
 	if err == nil { // after the timelines: what is written meanwhile must not look like a request that no row knows
-		err = readRows(ledgers, rowNames, bad)
+		err = eachRow(rowNames, bad, func(b []byte, at traces.Position) error {
+			ledgers.Line(b, at.String())
+			return nil
+		})
 	}
 	if err != nil {
 		return unreadable(err)

@@ -111,6 +111,19 @@ func TestSummaryAsTextAndAsJSON(t *testing.T) {
 	}
 }
 
+func TestAFileOfNoTimelinesIsUnreadable(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "README.md")
+	if err := os.WriteFile(name, []byte("# Not\n\nours\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text, code := output(t, func() error {
+		return (&summaryCmd{Color: "never", files: files{File: []string{name}}}).Run(t.Context())
+	})
+	if code != 2 || strings.Contains(text, "0 requests") {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+}
+
 func TestTheCommandKnowsNoEngineAndNoNode(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {

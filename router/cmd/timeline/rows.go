@@ -212,9 +212,9 @@ func rowFiles(args []string) (found, others []string, err error) {
 			found = append(found, a)
 			continue
 		}
-		others = append(others, a)
 		dir := a
-		if info, err := os.Stat(a); err == nil && !info.IsDir() {
+		info, err := os.Stat(a)
+		if err == nil && !info.IsDir() {
 			dir = filepath.Dir(a)
 		}
 		names, err := filepath.Glob(filepath.Join(dir, "*"+rowlog.Suffix))
@@ -222,6 +222,9 @@ func rowFiles(args []string) (found, others []string, err error) {
 			return nil, nil, fmt.Errorf("list %s: %w", dir, err)
 		}
 		found = append(found, names...)
+		if _, none := traces.Open([]string{a}); none == nil || dir != a || len(names) == 0 {
+			others = append(others, a) // else a folder of rows alone
+		}
 	}
 	return unique(found), others, nil
 }
@@ -237,12 +240,11 @@ func unique(list []string) (out []string) {
 	return out
 }
 
-// readRows takes in files of rows.
-func readRows(c *rowcheck.Checker, names []string, bad func(traces.Position, error)) error {
+// eachRow calls f with each line of files of rows.
+func eachRow(names []string, bad func(traces.Position, error), f func(b []byte, at traces.Position) error) error {
 	for _, name := range names {
 		err := jsonl.Read(name, func(b []byte, number int, _ int64) error {
-			c.Line(b, traces.Position{File: name, Number: number}.String())
-			return nil
+			return f(b, traces.Position{File: name, Number: number})
 		}, func(number int, err error) { bad(traces.Position{File: name, Number: number}, err) })
 		if err != nil {
 			return err

@@ -20,7 +20,7 @@ func aNode(t *testing.T, newRequests int64) *httptest.Server {
 	t.Helper()
 	ring := rows.NewRing(rows.Static{Node: "gen/0", ClockID: "c"}, 10)
 	for i := range int64(3) {
-		r := rows.Row{Iter: i + 1}
+		r := rows.Row{Iter: i + 1, Covers: 1}
 		if i == 0 {
 			r.Requests.New = 1
 		}
@@ -94,5 +94,12 @@ func TestRowsBesideTimelinesAreFound(t *testing.T) {
 	}
 	if found, others, _ := rowFiles([]string{filepath.Join(dir, "a.rows.ndjson")}); len(found) != 1 || len(others) != 0 {
 		t.Errorf("%v %v", found, others)
+	}
+	alone := t.TempDir()
+	if err := os.WriteFile(filepath.Join(alone, "c.rows.ndjson"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if found, others, _ := rowFiles([]string{dir, alone}); len(found) != 3 || len(others) != 1 {
+		t.Errorf("a folder of rows alone: %v %v", found, others)
 	}
 }

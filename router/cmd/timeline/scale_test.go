@@ -12,6 +12,9 @@ import (
 
 	"meridian.internal/router/timeline"
 	"meridian.internal/router/traces"
+	"meridian.internal/router/waterfall"
+	"meridian.internal/shared/infer"
+	"meridian.internal/shared/phase"
 )
 
 // envLines is how many lines the benchmarks of this file read. With 3,400,000 the file has 10 GB.
@@ -112,4 +115,63 @@ func BenchmarkFind(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkLongRequest is the way of a request of 4,000 steps: its records are merged, its line is written to a file, and
+// `timeline show` finds, reads and draws it.
+func BenchmarkLongRequest(b *testing.B) {
+	text, err := os.ReadFile(filepath.Join("testdata", "request.json"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	l, err := timeline.Parse(text[:len(text)-1])
+	if err != nil {
+		b.Fatal(err)
+	}
+	var parts []timeline.Part
+	for i := range l.Phases {
+		p := timeline.Part{Record: l.Record(&l.Phases[i])}
+		if l.Phases[i].Role == phase.Gen {
+			p.Steps = longSteps(*p.Record.Stamps.FirstTokenNS)
+			p.Record.StepMessages = 1
+			*p.Record.Stamps.LastTokenNS = p.Steps.TokenNS[len(p.Steps.TokenNS)-1]
+		}
+		parts = append(parts, p)
+	}
+	path := filepath.Join(b.TempDir(), "timeline-h-1-x-00000.jsonl")
+	var line []byte
+	for b.Loop() {
+		line = append(timeline.Append(line[:0], timeline.Merge(parts, timeline.Clocks{})), '\n')
+		if err := os.WriteFile(path, line, 0o600); err != nil {
+			b.Fatal(err)
+		}
+		s, err := traces.Open([]string{path})
+		if err != nil {
+			b.Fatal(err)
+		}
+		found, err := s.Find(b.Context(), l.RequestID)
+		if err != nil || found == nil || found.Decode == nil || found.Decode.Steps != longRequest {
+			b.Fatal(found, err)
+		}
+		if err := waterfall.Render(io.Discard, found, waterfall.Options{Width: 100}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(len(line)), "B/line")
+}
+
+const longRequest = 4000 // steps
+
+// longSteps are steps of 2 ms, of which the first begins at ns.
+func longSteps(ns int64) *infer.Steps {
+	st := new(infer.Steps)
+	for i := range longRequest {
+		const step, forward, sample = 2_000_000, 1_000_003, 9_001
+		at := ns + int64(i)*step
+		st.Step, st.Iter = append(st.Step, int32(i)), append(st.Iter, int64(i+90))
+		st.ForwardStartNS, st.ForwardEndNS = append(st.ForwardStartNS, at), append(st.ForwardEndNS, at+forward)
+		st.SampleEndNS, st.TokenNS = append(st.SampleEndNS, at+forward+sample), append(st.TokenNS, at+forward+2*sample)
+		st.KVTokens, st.BatchSize = append(st.KVTokens, int32(i+700)), append(st.BatchSize, 3)
+	}
+	return st
 }

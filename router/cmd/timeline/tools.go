@@ -1,12 +1,15 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,17 +18,19 @@ import (
 	"meridian.internal/router/timeline"
 	"meridian.internal/router/traces"
 	"meridian.internal/router/waterfall"
+	"meridian.internal/shared/rows"
 )
 
 type exportCmd struct {
-	Format string `help:"chrome, csv, otlp, parquet, perfetto or trtllm. chrome and perfetto open in ui.perfetto.dev." enum:"chrome,csv,otlp,parquet,perfetto,trtllm" default:"chrome"`
-	Output string `short:"o" help:"File to write. -: standard output." default:"-" placeholder:"FILE"`
+	Format  string   `help:"chrome, csv, otlp, parquet, perfetto or trtllm. chrome and perfetto open in ui.perfetto.dev, with what rows beside the timelines count." enum:"chrome,csv,otlp,parquet,perfetto,trtllm" default:"chrome"`
+	Profile []string `help:"Trace of a profile window of a node; may be given several times. chrome and perfetto draw its iterations in the cluster's time, beside the requests." type:"existingfile" sep:"none" placeholder:"FILE"`
+	Output  string   `short:"o" help:"File to write. -: standard output." default:"-" placeholder:"FILE"`
 	files
 }
 
 // Run exports.
 func (c *exportCmd) Run(ctx context.Context) (err error) {
-	s, err := c.open(os.Stderr)
+	s, rowNames, err := c.openAll(os.Stderr)
 	if err != nil {
 		return err
 	}
@@ -51,10 +56,59 @@ func (c *exportCmd) Run(ctx context.Context) (err error) {
 	done := progress(s, os.Stderr)
 	err = s.Each(ctx, true, func(l *timeline.Line, _ traces.Position) error { return x.Line(l) })
 	done()
+	if err == nil {
+		err = addRows(x, rowNames, s.Bad)
+	}
+	if err == nil {
+		err = addWindows(x, c.Profile)
+	}
 	if err != nil {
 		return unreadable(err)
 	}
 	return x.Close()
+}
+
+// addRows adds the rows of iterations that lie beside the timelines, where the format shows them.
+func addRows(x export.Exporter, names []string, bad func(traces.Position, error)) error {
+	to, ok := x.(export.Joiner)
+	if !ok {
+		return nil
+	}
+	codec := rows.NewCodec()
+	return eachRow(names, bad, func(b []byte, at traces.Position) error {
+		static, row, err := codec.Parse(b)
+		if errors.Is(err, rows.ErrSchema) { // counters of a node, or of a later version
+			return nil
+		}
+		if err != nil {
+			bad(at, err)
+			return nil
+		}
+		return to.Row(&static, &row)
+	})
+}
+
+// addWindows adds profile windows of nodes.
+func addWindows(x export.Exporter, names []string) error {
+	to, ok := x.(export.Joiner)
+	if !ok && len(names) > 0 {
+		return errors.New("--profile: only chrome and perfetto show profile windows")
+	}
+	for _, name := range names {
+		f, err := os.Open(name)
+		if err != nil {
+			return fmt.Errorf("--profile: %w", err)
+		}
+		w, err := export.ReadWindow(bufio.NewReaderSize(f, 256<<10))
+		_ = f.Close() // it was only read
+		if err == nil {
+			err = to.Window(w)
+		}
+		if err != nil {
+			return fmt.Errorf("--profile %s: %w", name, err)
+		}
+	}
+	return nil
 }
 
 type diffCmd struct {
@@ -92,11 +146,19 @@ func sum(ctx context.Context, f files, top int) (*summary.Summary, error) {
 		parts[i] = summary.New(top)
 		workers[i] = parts[i].Add
 	}
+	bad, say := 0, s.Bad
+	s.Bad = func(at traces.Position, err error) {
+		bad++
+		say(at, err)
+	}
 	done := progress(s, os.Stderr)
 	err = s.Spread(ctx, workers)
 	done()
 	for _, p := range parts[1:] {
 		parts[0].Merge(p)
+	}
+	if err == nil && bad > 0 && parts[0].Result().Requests == 0 {
+		err = fmt.Errorf("no timeline in %s: %d bad lines", strings.Join(s.Files, ", "), bad)
 	}
 	return parts[0], unreadable(err)
 }
@@ -141,6 +203,10 @@ func oneLine(l *timeline.Line) string {
 		}
 		return waterfall.Duration(*v)
 	}
+	prompt := "–"
+	if n, _ := l.Tokens.Known(); n != nil {
+		prompt = strconv.FormatInt(*n, 10)
+	}
 	var most timeline.Span
 	for _, s := range l.Spans {
 		if s.Name != "decode" && s.Name != "finish" && s.DurNS > most.DurNS {
@@ -149,7 +215,7 @@ func oneLine(l *timeline.Line) string {
 	}
 	parts := []string{
 		time.Unix(0, l.WallNS).UTC().Format("15:04:05.000"), fmt.Sprintf("%-9s", waterfall.Clean(string(l.Outcome), 9)), fmt.Sprintf("TTFT %8s", opt(l.TTFTNS)),
-		fmt.Sprintf("E2E %8s", opt(l.E2ENS)), fmt.Sprintf("%5d → %-5d", l.Tokens.Prompt, l.Tokens.Output), fmt.Sprintf("%-28s", waterfall.Clean(l.RequestID, 28)),
+		fmt.Sprintf("E2E %8s", opt(l.E2ENS)), fmt.Sprintf("%5s → %-5d", prompt, l.Tokens.Output), fmt.Sprintf("%-28s", waterfall.Clean(l.RequestID, 28)),
 		fmt.Sprintf("%s %s on %s", waterfall.Duration(most.DurNS), waterfall.Clean(most.Name, 20), waterfall.Clean(most.Node, 30)),
 	}
 	if !l.Complete {

@@ -4,6 +4,7 @@ import { follow, get } from './stream.js';
 import * as list from './list.js';
 import * as charts from './charts.js';
 import * as detail from './detail.js';
+import * as kv from './kv.js';
 
 const KEPT = 600; // clock samples a node
 let clocks = {}, paused = false, seen = 0, nodeRows = new Map();
@@ -11,20 +12,21 @@ let clocks = {}, paused = false, seen = 0, nodeRows = new Map();
 function cluster(c) {
   $('router').textContent = c.router + ', ' + c.schedule;
   $('nodecount').textContent = c.nodes.length ? c.nodes.length + ', ' + c.nodes.filter(n => n.state === 'ready').length + ' ready' : 'none has joined';
-  const now = Date.now(), names = new Set(c.nodes.map(n => n.name)), body = $('nodes').tBodies[0];
+  const now = Date.now(), names = new Set(c.nodes.map(n => n.name));
   for (const name of nodeRows.keys()) if (!names.has(name)) { nodeRows.get(name).remove(); nodeRows.delete(name); }
   for (const n of c.nodes) {
     const h = clocks[n.name] ||= [];
     h.push([now, n.clock.offset_ns, n.clock.bound_ns]);
     if (h.length > KEPT) h.shift();
-    const tr = node(n, h), old = nodeRows.get(n.name);
-    if (old) old.replaceWith(tr); else body.append(tr);
-    nodeRows.set(n.name, tr);
+    const rows = el('tbody'), old = nodeRows.get(n.name);
+    rows.append(node(n, h), ...(n.ranks || []).map(rank));
+    if (old) old.replaceWith(rows); else $('nodes').append(rows);
+    nodeRows.set(n.name, rows);
   }
 }
 
-function node(n, history) {
-  const l = n.load, k = n.clock, tr = el('tr'), kv = el('td'), picture = el('td');
+function blocks(l) {
+  const kv = el('td');
   if (l && l.kv_max_blocks > 0) {
     const m = el('meter');
     m.max = l.kv_max_blocks;
@@ -32,9 +34,22 @@ function node(n, history) {
     m.setAttribute('aria-label', 'KV blocks in use');
     kv.append(m, ' ' + l.kv_used_blocks + ' / ' + l.kv_max_blocks);
   } else kv.textContent = '–';
+  return kv;
+}
+
+// rank is the row of a data-parallel rank, under its node's.
+function rank(r) {
+  const tr = el('tr', undefined, 'rank');
+  tr.append(el('td', 'rank ' + r.dp_rank), el('td'), el('td'), el('td', r.running, 'n'), el('td', r.waiting, 'n'), blocks(r), el('td'), el('td'), el('td'));
+  return tr;
+}
+
+function node(n, history) {
+  const l = n.load, k = n.clock, tr = el('tr'), name = el('td', n.name), picture = el('td'), ranks = n.ranks?.length || 1;
+  if (ranks > 1 || n.stages > 1) name.append(el('small', ' ' + [ranks > 1 && ranks + ' ranks', n.stages > 1 && n.stages + ' stages'].filter(Boolean).join(' × ')));
   picture.append(charts.spark(history));
-  tr.append(el('td', n.name), el('td', n.role, 'dim'), el('td', n.state, n.state === 'ready' ? 'good' : 'bad'), el('td', l ? l.running : '–', 'n'),
-    el('td', l ? l.waiting : '–', 'n'), kv, el('td', l ? time(l.age_ns) : '–', 'n'),
+  tr.append(name, el('td', n.role, 'dim'), el('td', n.state, n.state === 'ready' ? 'good' : 'bad'), el('td', l ? l.running : '–', 'n'),
+    el('td', l ? l.waiting : '–', 'n'), blocks(l), el('td', l ? time(l.age_ns) : '–', 'n'),
     el('td', k.offset_ns == null ? k.state : time(k.offset_ns) + ' ± ' + time(k.bound_ns) + ', ' + k.state), picture);
   tr.title = n.url + (n.model ? ', ' + n.model : '') + (n.pid ? ', process ' + n.pid : '');
   return tr;
@@ -43,6 +58,7 @@ function node(n, history) {
 const take = {
   cluster: c => { if (!paused) cluster(c); },
   clocks: c => { clocks = c; },
+  kv: k => { if (!paused) kv.take(k); },
   windows: w => { if (!paused) charts.take(w); },
   lost: () => list.lost(),
   rows: rows => {

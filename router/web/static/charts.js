@@ -7,6 +7,7 @@ const windows = new Map(); // begin in unix ms -> window
 let selected = 'ttft', colours = new Map();
 
 export function take(list) {
+  for (const [at, w] of windows) if (!w.n) windows.delete(at); // it only told the time
   for (const w of list) windows.set(w.at_ms, w);
   while (windows.size > KEPT) windows.delete(Math.min(...windows.keys()));
   draw();
@@ -31,9 +32,9 @@ function draw() {
   const list = [...windows.values()].sort((a, b) => a.at_ms - b.at_ms);
   if (!list.length) return;
   W = Math.max(200, $('stack').clientWidth);
-  const all = parts(list), recent = list.slice(-6), n = recent.reduce((s, w) => s + w.n, 0);
+  const all = parts(list), newest = list[list.length - 1], n = list.reduce((s, w) => s + (w.at_ms > newest.at_ms - 60e3 ? w.n : 0), 0);
   all.forEach(p => { if (!colours.has(p.name)) colours.set(p.name, palette(colours.size)); });
-  $('rate').textContent = (n / (recent.length * 10)).toFixed(1) + ' requests/s in the last minute';
+  $('rate').textContent = (n / (50 + newest.ms / 1e3)).toFixed(1) + ' requests/s in the last minute';
   table(all, list);
   stack(list, all.slice(0, 8));
   quantiles(list);
@@ -89,15 +90,25 @@ function stack(list, top) {
   $('stack').replaceChildren(root);
 }
 
+// apart moves labels, the highest first, so that each can be read.
+function apart(ys) {
+  const each = 10, low = H - BOTTOM - 2;
+  let above = -1;
+  ys = ys.map(y => above = Math.max(y, above + each));
+  let below = low + each;
+  return ys.reverse().map(y => below = Math.min(y, below - each)).reverse();
+}
+
 function quantiles(list) {
   const have = list.filter(w => w.span_ns[selected]);
   if (!have.length) return $('quantiles').replaceChildren();
   const values = have.flatMap(w => w.span_ns[selected].slice(2, 5)), high = Math.max(1, ...values), low = Math.max(1, Math.min(high / 10, ...values.filter(v => v > 0)));
   const { root, x } = frame(list, time(low), high, 'percentiles of ' + selected), y = v => (H - BOTTOM) * (1 - Math.max(0, Math.log(Math.max(v, low) / low)) / Math.log(high / low));
+  const last = have[have.length - 1], labels = apart([4, 3, 2].map(i => y(last.span_ns[selected][i]) - 2));
   [[2, '.45', 'p50'], [3, '.7', 'p90'], [4, '1', 'p99']].forEach(([i, opacity, name]) => {
     const at = w => x(w.at_ms + 5e3).toFixed(1) + ' ' + y(w.span_ns[selected][i]).toFixed(1);
     root.append(svg('path', { d: 'M' + have.map(at).join('L') + (have.length === 1 ? 'h6' : ''), fill: 'none', stroke: 'var(--k0)', 'stroke-width': 1.6, 'stroke-opacity': opacity, 'vector-effect': 'non-scaling-stroke' }));
-    const last = have[have.length - 1], t = svg('text', { x: Math.min(W - 2, x(last.at_ms + 5e3) + 4), y: Math.max(9, y(last.span_ns[selected][i]) - 2), 'text-anchor': 'end' });
+    const right = x(last.at_ms + 5e3) + 4, t = svg('text', { x: Math.min(right, W - 22), y: labels[4 - i] });
     t.textContent = name;
     root.append(t);
   });
@@ -111,7 +122,7 @@ function quantiles(list) {
 export function spark(samples) {
   const known = samples.filter(s => s[1] != null && s[2] != null);
   if (known.length < 2) return el('span', '', 'dim');
-  const w = 130, h = 20, middle = known.map(s => s[1]).sort((a, b) => a - b)[known.length >> 1];
+  const w = 76, h = 20, middle = known.map(s => s[1]).sort((a, b) => a - b)[known.length >> 1];
   const reach = Math.max(...known.map(s => Math.abs(s[1] - middle) + s[2]), 1), first = known[0][0], span = Math.max(known[known.length - 1][0] - first, 60e3);
   const x = s => (w * (s[0] - first) / span).toFixed(1), y = v => (h / 2 - (h / 2 - 1) * (v - middle) / reach).toFixed(1);
   const band = 'M' + known.map(s => x(s) + ' ' + y(s[1] + s[2])).join('L') + 'L' + [...known].reverse().map(s => x(s) + ' ' + y(s[1] - s[2])).join('L') + 'Z';

@@ -133,7 +133,7 @@ function row(r) {
   }
   e.append(el('span', r.client_id || r.id), el('span', r.outcome + (r.complete ? '' : ', parts missing') + (r.odd ? ' !' : ''), fine ? 'dim' : 'bad'),
     el('span', time(r.ttft_ns), 'n'), el('span', time(r.e2e_ns), 'n'), bar);
-  e.title = (r.wall_ns ? new Date(r.wall_ns / 1e6).toISOString() + ', ' : '') + r.nodes.join(' + ') + ', ' + r.prompt + ' → ' + r.output + ' tokens' + (r.dominant ? ', longest: ' + r.dominant : '');
+  e.title = (r.wall_ns ? new Date(r.wall_ns / 1e6).toISOString() + ', ' : '') + r.nodes.join(' + ') + ', ' + (r.prompt ?? '?') + ' → ' + r.output + ' tokens' + (r.dominant ? ', longest: ' + r.dominant : '');
   e.onclick = () => { $('list').focus({ preventScroll: true }); open(r.id); };
   return e;
 }

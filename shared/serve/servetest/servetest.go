@@ -4,7 +4,22 @@ package servetest
 import (
 	"net"
 	"sync"
+	"testing"
+
+	"meridian.internal/shared/ports"
 )
+
+// Addr is an address of loopback that is the test's until it ends: a server can start there later, and again.
+func Addr(t testing.TB) string {
+	t.Helper()
+	const host = "127.0.0.1"
+	kept, release, err := ports.Keep(host, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(release)
+	return net.JoinHostPort(host, kept[0])
+}
 
 // Pipes is a listener of connections in memory, whose deadlines are those of a test's bubble.
 type Pipes struct {

@@ -57,7 +57,8 @@ func (d Dict) set(key, value any) Dict {
 	return append(d, Pair{key, value})
 }
 
-// String, on None, List and Dict, is for gonja, which prints values in its messages.
+// gonja prints values in its messages.
+
 func (None) String() string   { return "None" }
 func (l List) String() string { return text(l) }
 func (d Dict) String() string { return text(d) }

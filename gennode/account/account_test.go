@@ -1,4 +1,4 @@
-package decode
+package account
 
 import (
 	"context"
@@ -61,9 +61,9 @@ func newAccounts(tb testing.TB, cfg engine.Config, open opener, sink *rows.Sink,
 		run.Go(func() { _ = hw.Run(ctx) })
 		sink.Memory, sink.Energy = hw.Memory, hw.Energy
 		a.ledger = ledger.New(ledger.Options{Keep: 1000, VLLM: true, Sink: *sink, Registry: a.metrics})
-		c, err := stats.New(stats.Options{Interval: sink.Interval, KVInterval: sink.KVInterval, MaxActive: cfg.MaxBatchSize, Put: a.ledger.Put, Memory: hw.Memory})
+		c, err := stats.New(stats.Options{Interval: sink.Interval, KVInterval: sink.KVInterval, MaxActive: cfg.MaxBatchSize, Put: a.ledger.Put, Memory: func() rows.Memory { return hw.Memory(nil) }})
 		check(tb, err)
-		cfg.OnIteration, cfg.OnIdle, cfg.Energy = c.Iterated, c.Idled, hw.Energy
+		cfg.OnIteration, cfg.OnIdle, cfg.Energy = c.Iterated, c.Idled, func() (float64, bool) { return hw.Energy(nil) }
 		for _, wrap := range around {
 			cfg.OnIteration = wrap(cfg.OnIteration)
 		}

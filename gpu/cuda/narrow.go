@@ -1,0 +1,105 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"meridian.internal/gpu/model"
+)
+
+// narrowType is KV of eight bits.
+const narrowType = "f8e4m3"
+
+const (
+	maxNarrow   = 64           // rows of the products of kernels/eight.cu
+	eightShared = 8 * 6 * 2048 // bytes of their rings, up to 16 rows
+	manyShared  = 8 * 4 * 2048 // and for more
+)
+
+// narrowProduct is a product with weights of eight bits. Up to maxNarrow rows are bound by reading them; for more they are widened first,
+// and cuBLASLt multiplies.
+func (d *device) narrowProduct(rows int, w matrix, p product) {
+	if rows > maxNarrow {
+		d.launch("widenWeights", grid{x: w.n, threads: 256}, uint64(w.at), uint64(w.scales), uint64(d.wide.at), number(w.k))
+		d.keep(d.blas.multiply(d.stream, planKey{m: rows, n: w.n, k: w.k, float: p.float, add: p.add}, p.x, d.wide.at, p.out))
+		return
+	}
+	name, shared := "product8x64", manyShared
+	switch {
+	case rows <= 8:
+		name, shared = "product8x8", eightShared
+	case rows <= 16:
+		name, shared = "product8x16", eightShared
+	case rows <= 32:
+		name = "product8x32"
+	}
+	kind := flag(p.add) | flag(p.float)<<1
+	d.launch(name, grid{x: min((w.n+15)/16, 2*d.cores), threads: 256, shared: shared}, uint64(p.x), uint64(w.at), uint64(w.scales),
+		uint64(p.out), number(w.n), number(w.k), number(rows), kind)
+}
+
+// scaleKV finds the scales of KV of eight bits from the weights: equal models have equal ones, so that their KV can be handed over.
+func (d *device) scaleKV() error {
+	var err error
+	if d.scales, err = d.alloc(4 * 2 * d.config.KVHeads * len(d.weights.layers)); err != nil {
+		return err
+	}
+	d.fixed = append(d.fixed, d.scales)
+	for i := range d.weights.layers {
+		l := &d.weights.layers[i]
+		d.launch("kvScales", grid{x: 2 * d.config.KVHeads, threads: 256}, uint64(l.qkv.at), uint64(l.qkv.scales), uint64(l.attnNorm),
+			uint64(l.qkvBias), uint64(l.kNorm), d.scalesOf(i))
+	}
+	return d.taken()
+}
+
+// scalesOf are those of a layer of the stage.
+func (d *device) scalesOf(i int) uint64 {
+	if d.scales == 0 {
+		return 0
+	}
+	return uint64(d.scales) + uint64(4*2*d.config.KVHeads*i)
+}
+
+// narrow puts matrices one below the other as numbers of eight bits with a scale for each output. The card rounds them.
+func (l *loader) narrow(tensors ...*model.Tensor) matrix {
+	m := matrix{k: tensors[0].Shape[1]}
+	for _, t := range tensors {
+		m.n += t.Shape[0]
+	}
+	m.at, m.scales = l.room(m.n*m.k), l.room(4*m.n)
+	part := m
+	for _, t := range tensors {
+		if l.err == nil {
+			l.err = l.narrowTensor(t, part)
+		}
+		part.at, part.scales = part.at+address(t.Elements()), part.scales+address(4*t.Shape[0])
+	}
+	return m
+}
+
+// narrowTensor copies the rows of one tensor to the place and the scales of m.
+func (l *loader) narrowTensor(t *model.Tensor, m matrix) error {
+	size, data := t.Type.Size()*m.k, t.Data
+	for len(data) > 0 {
+		rows := min(len(data)/size, stageBytes/4/m.k)
+		s, err := l.next()
+		if err != nil {
+			return err
+		}
+		buf := s.bytes()[:2*rows*m.k]
+		l.fill(buf, data[:rows*size], t.Type)
+		if _, err := l.grow(&l.wide, stageBytes/2); err != nil {
+			return err
+		}
+		if err := l.upload(l.wide.at, s.at, len(buf)); err != nil {
+			return err
+		}
+		l.launch("narrowWeights", grid{x: rows, threads: 256}, uint64(l.wide.at), uint64(m.at), uint64(m.scales), number(m.k))
+		if err := firstOf(l.taken(), l.wait()); err != nil {
+			return err
+		}
+		data = data[rows*size:]
+		m.at, m.scales = m.at+address(rows*m.k), m.scales+address(4*rows)
+	}
+	return nil
+}
