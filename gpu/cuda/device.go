@@ -32,6 +32,7 @@ type device struct {
 	reached map[uintptr]bool // contexts of other cards that were made reachable if they can be
 	desc    description
 	step    int64 // batches checked
+	most    int   // rows of a step that is full of prompts
 	checked []int64
 
 	counts, last address // (slot, vocab), (slot)
@@ -90,7 +91,7 @@ func newDevice(c *context, m *model.Model, info backend.Info, o Options, now fun
 	}
 	d := &device{
 		launcher: newLauncher(s, k), weights: &weights{}, info: info, now: now, config: &m.Config, bf16: !o.Deterministic,
-		slots: make([]infer.Sampling, info.MaxSlots), checked: make([]int64, info.MaxSlots), graphs: map[graphKey]uintptr{},
+		most: o.MaxTokens, slots: make([]infer.Sampling, info.MaxSlots), checked: make([]int64, info.MaxSlots), graphs: map[graphKey]uintptr{},
 		onward: &hiddenPool{context: c, least: 4 * o.MaxTokens * info.Hidden}, reached: map[uintptr]bool{},
 	}
 	defer func() { // another device of this process may keep the card's context, and with it what would be left here

@@ -61,7 +61,7 @@ var driverCalls = []string{
 	"cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernelEx",
 	"cuEventElapsedTime", "cuEventRecordWithFlags", "cuDeviceGetUuid_v2",
 	"cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle",
-	"cuDeviceCanAccessPeer", "cuCtxEnablePeerAccess", "cuMemcpyPeerAsync", "cuMemcpyDtoDAsync_v2",
+	"cuDeviceCanAccessPeer", "cuCtxEnablePeerAccess", "cuMemcpyPeerAsync", "cuMemcpyDtoDAsync_v2", "cuTensorMapEncodeTiled",
 }
 
 func openDriver() (*driver, error) {

@@ -76,11 +76,20 @@ func (d *device) layer(i int, p pass) {
 		d.keep(p.layerDone(i))
 	}
 	d.attention(i, l.window, p, d.rotatesLate(p))
-	d.product(p.rows, l.o, product{x: d.mixed.at, out: d.hidden.at, float: true, add: true})
+	d.add(p, l.o, d.mixed.at)
 	d.norm(p.rows, l.mlpNorm, false)
 	d.product(p.rows, l.gateUp, product{x: d.normed.at, out: d.gateUp.at})
 	d.launch("gated", grid{x: p.rows, y: (c.Intermediate + 2047) / 2048, threads: 256}, meta, uint64(d.gateUp.at), uint64(d.gated.at))
-	d.product(p.rows, l.down, product{x: d.gated.at, out: d.hidden.at, float: true, add: true})
+	d.add(p, l.down, d.gated.at)
+}
+
+// add adds a product to the stream.
+func (d *device) add(p pass, w matrix, x address) {
+	if p.graph && d.splitsProducts(p.rows) {
+		d.splitAdd(p, w, fused{x: x, out: d.hidden.at})
+		return
+	}
+	d.product(p.rows, w, product{x: x, out: d.hidden.at, float: true, add: true})
 }
 
 // rope rotates Q and K and puts K and V into their blocks.
@@ -130,7 +139,13 @@ func (d *device) attention(i, window int, p pass, rotate bool) {
 	if p.tiles > 0 {
 		g := grid{x: c.Heads, y: p.tiles, threads: 256}
 		if d.kernels.has.hopper {
-			g.threads, g.shared = 128*(consumers(c.HeadSize)+1), hopperShared(c.HeadSize)
+			g.threads, g.shared, g.maps = 128*(consumers(c.HeadSize)+1), hopperShared(c.HeadSize), 1
+			if box := boxTokens(d.info.TokensPerBlock); box > 0 && !d.kernels.has.kv8 {
+				group := d.places[i].Group
+				tokens := d.info.GroupBlocks(group) * d.info.GroupLayers(group) * 2 * d.info.TokensPerBlock
+				d.describe(0, d.kvOf(i), extent{size: c.HeadSize, box: 64}, extent{size: c.KVHeads, box: 1, stride: c.HeadSize},
+					extent{size: tokens, box: box, stride: c.KVHeads * c.HeadSize})
+			}
 		}
 		d.launch("prefill", g, meta, uint64(d.qkv.at), uint64(d.kvOf(i)), d.scalesOf(i), uint64(d.mixed.at), number(d.place(i)), number(window))
 	}

@@ -27,12 +27,16 @@ var (
 	tensorSource string
 	//go:embed kernels/prefill.cu
 	prefillSource string
+	//go:embed kernels/hopper.cuh
+	hopperHeader string
 	//go:embed kernels/hopper.cu
 	hopperSource string
 	//go:embed kernels/decode.cu
 	decodeSource string
 	//go:embed kernels/thin.cu
 	thinSource string
+	//go:embed kernels/split.cu
+	splitSource string
 	//go:embed kernels/sample.cu
 	sampleSource string
 )
@@ -46,6 +50,7 @@ type features struct {
 	tiled   bool // attention of many query tokens on tensor cores, by these or those of sm_80
 	grouped bool // attention of one query token on tensor cores
 	thin    bool // fused products of few rows
+	split   bool // products of a decode step that split k over a cluster
 	turned  bool // rope handles eight pairs a thread
 	kv8     bool // KV has eight bits
 	narrow  bool // matrices of layers have eight bits a weight
@@ -58,6 +63,7 @@ func featuresOf(arch int, c *model.Config, kvType string, narrow bool) features 
 	return features{
 		hopper: tensor && arch == 90, tiled: tensor, grouped: tensor && c.Heads/c.KVHeads <= 16,
 		narrow: narrow, kv8: kvType == narrowType, thin: kvType == "bf16" && !narrow && c.HeadSize%16 == 0 && c.Hidden%16 == 0 && c.Intermediate%8 == 0,
+		split:  tensor && arch == 90 && kvType == "bf16" && !narrow && c.Hidden%64 == 0 && c.Heads*c.HeadSize%64 == 0 && c.Intermediate%64 == 0,
 		turned: bf16 && (c.HeadSize == 32 || c.HeadSize == 64 || c.HeadSize == 128 || c.HeadSize == 256),
 	}
 }
@@ -88,9 +94,31 @@ const thinShared = 8 * 5 * 2048 // RING of kernels/thin.cu
 // groupShared is four rings of kernels/decode.cu.
 func groupShared(headSize int) int { return 4 * 3 * 4 * 16 * headSize }
 
-// hopperShared is what Hopper's prefill kernel needs: a tile of Q, two stages of K and V, and room to align them.
+// hopperShared is what Hopper's prefill kernel needs: a tile of Q, stages of K and V, and room to align them.
 func hopperShared(headSize int) int {
-	return 2*headSize*(64*consumers(headSize)+4*128) + 1024
+	stages := 2
+	if headSize == 64 {
+		stages = 4
+	}
+	return 2*headSize*(64*consumers(headSize)+stages*2*128) + 1024
+}
+
+// splitRows are the rows that kernels splitAdd are there for, and splitStages the stages of their rings.
+var (
+	splitRows   = []int{16, 32, 64}
+	splitStages = map[int]int{16: 10, 32: 8, 64: 6}
+)
+
+// splitShared is a ring of 64 outputs and of the rows, 64 of k each, and room to align it.
+func splitShared(rows int) int { return splitStages[rows]*128*(64+rows) + 1024 }
+
+// boxTokens is how many tokens of a KV block the copy engine brings at a time; 0: blocks are not made for it.
+func boxTokens(perBlock int) int {
+	const keys = 128 // of a step
+	if perBlock%8 == 0 && (keys%perBlock == 0 || perBlock%keys == 0) {
+		return min(perBlock, keys)
+	}
+	return 0
 }
 
 // names are the kernels, with the bytes of dynamic shared memory that each may use.
@@ -117,6 +145,11 @@ func (f features) names(headSize int) map[string]int {
 		out["narrowWeights"], out["widenWeights"], out["product8x8"], out["product8x16"] = 0, 0, eightShared, eightShared
 		out["product8x32"], out["product8x64"] = manyShared, manyShared
 	}
+	if f.split {
+		for _, rows := range splitRows {
+			out[fmt.Sprint("splitAdd", rows)] = splitShared(rows)
+		}
+	}
 	if f.thin {
 		out["embedThin"] = 0
 		for _, kind := range []string{"thinRotate", "thinGate", "thinAdd", "thinPlain"} {
@@ -134,6 +167,10 @@ func source(c *model.Config, info backend.Info, f features) string {
 		}
 		return 0
 	}
+	box := 0
+	if f.hopper && !f.kv8 {
+		box = boxTokens(info.TokensPerBlock)
+	}
 	var b strings.Builder
 	for _, m := range []struct {
 		name  string
@@ -141,12 +178,12 @@ func source(c *model.Config, info backend.Info, f features) string {
 	}{
 		{"BF16", number(info.KVType != "f32")}, {"KV8", number(f.kv8)}, {"HOPPER", number(f.hopper)}, {"HIDDEN", c.Hidden}, {"HEADS", c.Heads},
 		{"KVHEADS", c.KVHeads}, {"HS", c.HeadSize}, {"INTER", c.Intermediate}, {"VOCAB", c.Vocab}, {"BLOCK_TOKENS", info.TokensPerBlock},
-		{"EPS", c.NormEps}, {"MAXTOP", maxTop},
+		{"BOX", box}, {"EPS", c.NormEps}, {"MAXTOP", maxTop},
 	} {
 		fmt.Fprintf(&b, "#define %s %v\n", m.name, m.value)
 	}
 	for _, s := range []string{
-		commonSource, eightHeader, layerSource, attentionSource, tensorSource, prefillSource, hopperSource, decodeSource, thinSource, eightSource, sampleSource,
+		commonSource, eightHeader, layerSource, attentionSource, tensorSource, prefillSource, hopperHeader, hopperSource, decodeSource, thinSource, splitSource, eightSource, sampleSource,
 	} {
 		b.WriteString(s)
 	}

@@ -73,7 +73,7 @@ func (d *device) run(f *flight) error {
 	if err := d.reserve(p.rows, max(p.wanted, 1), p.entries); err != nil {
 		return err
 	}
-	if d.desc.decode {
+	if d.desc.decode || p.rows == d.most {
 		if err := d.tune(p.rows); err != nil {
 			return err
 		}

@@ -2,6 +2,8 @@
 
 package cuda
 
+import "fmt"
+
 // maxThin is up to how many rows a decode step runs by the fused products of kernels/thin.cu.
 const maxThin = 16
 
@@ -34,9 +36,9 @@ func (d *device) thin(p pass) {
 		case !d.samples():
 			next = l.mlpNorm // any one: the next stage begins with the stream
 		}
-		d.thinProduct("thinAdd", p, l.o, fused{x: d.mixed.at, a: l.mlpNorm, b: d.normed.at, out: d.hidden.at, squares: d.squares.at})
+		d.thinAdd(p, l.o, fused{x: d.mixed.at, a: l.mlpNorm, b: d.normed.at, out: d.hidden.at, squares: d.squares.at})
 		d.thinProduct("thinGate", p, l.gateUp, fused{x: d.normed.at, out: d.gated.at, squares: d.squares.at})
-		d.thinProduct("thinAdd", p, l.down, fused{x: d.gated.at, a: next, b: d.normed.at, out: d.hidden.at, squares: d.squares.at})
+		d.thinAdd(p, l.down, fused{x: d.gated.at, a: next, b: d.normed.at, out: d.hidden.at, squares: d.squares.at})
 	}
 	if !d.samples() {
 		return
@@ -49,6 +51,33 @@ func (d *device) thin(p pass) {
 type fused struct {
 	x, a, b, out, squares address
 	layer                 int
+}
+
+// thinAdd adds a product to the stream, and leaves what the next fused product wants.
+func (d *device) thinAdd(p pass, w matrix, f fused) {
+	if p.rows > 8 && d.splitsProducts(p.rows) {
+		d.splitAdd(p, w, f)
+		return
+	}
+	d.thinProduct("thinAdd", p, w, f)
+}
+
+// splitsProducts tells whether kernels/split.cu has a kernel for O and down of so many rows.
+func (d *device) splitsProducts(rows int) bool {
+	return d.kernels.has.split && rows <= splitRows[len(splitRows)-1]
+}
+
+func (d *device) splitAdd(p pass, w matrix, f fused) {
+	const outputs, split = 64, 4 // of a cluster; its blocks
+	i := 0
+	for splitRows[i] < p.rows {
+		i++
+	}
+	rows := splitRows[i]
+	d.describeRows(0, w.at, w.n, w.k, outputs)
+	d.describeRows(1, f.x, p.rows, w.k, rows)
+	g := grid{x: w.n / outputs * split, threads: 160, shared: splitShared(rows), cluster: split, maps: 2}
+	d.launch(fmt.Sprint("splitAdd", rows), g, uint64(d.meta.at), number(w.n), number(w.k), number(p.rows), uint64(f.squares), uint64(f.a), uint64(f.b), uint64(f.out))
 }
 
 func (d *device) thinProduct(kind string, p pass, w matrix, f fused) {

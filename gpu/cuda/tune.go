@@ -9,10 +9,11 @@ const (
 	tunedRuns = 6 // timed products of each
 )
 
-// tune finds the fastest algorithm for each product of a decode step of rows, once. It runs before anything of the step is
+// tune finds the fastest algorithm for each product of a step of rows, once: of a decode step, or of one that is full of prompts. It runs before anything of the step is
 // on the card, when all the activations are scratch; the weights are those of layer after layer, as in a step, so that they come from memory.
 func (d *device) tune(rows int) error {
-	if !d.bf16 || d.blas.tuned[rows] || rows <= maxThin && d.kernels.has.thin {
+	decode := d.desc.decode
+	if !d.bf16 || d.blas.tuned[rows] || decode && rows <= maxThin && d.kernels.has.thin {
 		return nil
 	}
 	d.blas.tuned[rows] = true
@@ -25,14 +26,16 @@ func (d *device) tune(rows int) error {
 	}
 	shapes := []shape{
 		{each(func(l *layer) matrix { return l.qkv }), product{x: d.normed.at, out: d.qkv.at}},
-		{each(func(l *layer) matrix { return l.o }), product{x: d.mixed.at, out: d.hidden.at, float: true, add: true}},
 		{each(func(l *layer) matrix { return l.gateUp }), product{x: d.normed.at, out: d.gateUp.at}},
-		{each(func(l *layer) matrix { return l.down }), product{x: d.gated.at, out: d.hidden.at, float: true, add: true}},
+	}
+	if !decode || !d.splitsProducts(rows) {
+		shapes = append(shapes, shape{each(func(l *layer) matrix { return l.o }), product{x: d.mixed.at, out: d.hidden.at, float: true, add: true}},
+			shape{each(func(l *layer) matrix { return l.down }), product{x: d.gated.at, out: d.hidden.at, float: true, add: true}})
 	}
 	if d.kernels.has.narrow && rows <= maxNarrow {
 		shapes = nil // products of layers are our own then
 	}
-	if d.samples() {
+	if decode && d.samples() {
 		shapes = append(shapes, shape{func(int) matrix { return d.weights.head }, product{x: d.normed.at, out: d.logits.at, float: true}})
 	}
 	for _, s := range shapes {

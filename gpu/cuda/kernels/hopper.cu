@@ -4,35 +4,11 @@
 #if HOPPER && BF16 && (HS == 64 || HS == 128)
 #define CONSUMERS (HS == 64 ? 3 : 2)
 #define KEYS 128                     // tokens of a step
-#define PANEL (KEYS * 128)           // bytes of 64 elements of all of them: the rows of a swizzled panel have 128 bytes
+#define PANEL (KEYS * 128)           // bytes of 64 elements of all of them
 #define KV_BYTES (KEYS * HS * 2)
+#define KV_STAGES (HS == 64 ? 4 : 2)  // steps of K and of V that are on their way or in use; also known to the host
 #define Q_BYTES (CONSUMERS * 64 * HS * 2)
-
-// panel is where piece c (16 bytes) of row t lies, in panels of 64 elements with rows rows each.
-__device__ __forceinline__ u32 panel(int t, int c, int rows) { return (c >> 3) * rows * 128 + t * 128 + ((c & 7) ^ (t & 7)) * 16; }
-
-// operand describes a matrix in shared memory: panels with the swizzle of 128 bytes, lead bytes from panel to panel.
-__device__ __forceinline__ u64 operand(u32 at, u32 lead) {
-  return (u64)(at >> 4 & 0x3fff) | (u64)(lead >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
-}
-
-__device__ __forceinline__ void barrierInit(u32 b, int n) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(n)); }
-__device__ __forceinline__ void barrierArrive(u32 b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory"); }
-// barrierCopies makes the barrier count this thread when its copies have arrived.
-__device__ __forceinline__ void barrierCopies(u32 b) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(b) : "memory"); }
-__device__ __forceinline__ void barrierWait(u32 b, int parity) {
-  asm volatile(
-      "{ .reg .pred p;\n"
-      "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-      "@p bra done;\n"
-      "bra again;\n"
-      "done: }" ::"r"(b), "r"(parity) : "memory");
-}
-__device__ __forceinline__ void wgFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgCommit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int KEEP> __device__ __forceinline__ void wgWait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(KEEP) : "memory"); }
-// seen lets the matrix instructions see what ordinary stores and copies wrote.
-__device__ __forceinline__ void seen() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#define PRODUCERS (BOX ? 1 : 128)    // threads that a step of keys waits for
 
 // mma* add a product of 16 of k to d, or set d if add is 0.
 __device__ __forceinline__ void mmaScores(float* d, u64 a, u64 b, int add) {
@@ -90,23 +66,61 @@ __device__ __forceinline__ void mmaValues(float* d, const u32* a, u64 b, int add
 }
 #endif
 
-// Keys is what the producer and the consumers of a block agree on: two stages each of K and V.
+// Keys is what the producer and the consumers of a block agree on.
 struct Keys {
-  u32 q, k, v, full, empty;  // shared memory; four barriers each: K of stage 0 and 1, V of stage 0 and 1
-  __device__ __forceinline__ u32 kAt(int j) const { return k + (j & 1) * KV_BYTES; }
-  __device__ __forceinline__ u32 vAt(int j) const { return v + (j & 1) * KV_BYTES; }
-  __device__ __forceinline__ u32 barrier(u32 of, int isV, int j) const { return of + (isV * 2 + (j & 1)) * 8; }
-  __device__ __forceinline__ void wait(int isV, int j) const { barrierWait(barrier(full, isV, j), j >> 1 & 1); }
-  __device__ __forceinline__ void release(int isV, int j) const { barrierArrive(barrier(empty, isV, j)); }
+  u32 k, v, full, empty;  // shared memory; barriers: of the stages of K, then of those of V
+  __device__ __forceinline__ u32 at(int isV, int j) const { return (isV ? v : k) + j % KV_STAGES * KV_BYTES; }
+  __device__ __forceinline__ u32 barrier(u32 of, int isV, int j) const { return of + (isV * KV_STAGES + j % KV_STAGES) * 8; }
+  __device__ __forceinline__ void wait(int isV, int j) const {
+    barrierWait(barrier(full, isV, j), j / KV_STAGES & 1);
+    if (!BOX) seen();
+  }
+  // release says that a warp has done with a step; it waits until the others have, too.
+  __device__ __forceinline__ void release(int isV, int j) const {
+    if ((threadIdx.x & 31) == 0) barrierArrive(barrier(empty, isV, j));
+  }
+  // await waits until the stage of step j is free.
+  __device__ __forceinline__ void await(int isV, int j) const {
+    if (j >= KV_STAGES) barrierWait(barrier(empty, isV, j), (j / KV_STAGES & 1) ^ 1);
+  }
 };
 
+#if BOX
+// produce brings K and V of the tokens [lowest, end), one warp; places beyond end become zeros. The copy engine brings boxes of BOX tokens
+// of a KV block, the warp itself what the last box lacks.
+__device__ __forceinline__ void produce(const Keys& s, const Map* map, const KV* kv, const int* table, int layer, int kvHead, int lowest, int end) {
+  int lane = threadIdx.x & 31;
+  for (int at = lowest, j = 0; at < end; at += KEYS, j++) {
+    int boxes = min(KEYS, end - at) / BOX, p = at + min(lane, boxes - 1) * BOX;
+    int z = boxes > 0 ? (int)(kvAt(table[p / BLOCK_TOKENS], layer, 0, p % BLOCK_TOKENS, 0) / (KVHEADS * HS)) : 0;
+#pragma unroll
+    for (int isV = 0; isV < 2; isV++) {
+      s.await(isV, j);
+      u32 to = s.at(isV, j), full = s.barrier(s.full, isV, j);
+      if (boxes < KEYS / BOX) {
+        for (int i = lane; i < (KEYS - boxes * BOX) * CHUNKS; i += 32) {
+          int t = boxes * BOX + i / CHUNKS, c = i % CHUNKS, x = at + t;
+          store16(to + panel(t, c, KEYS), x < end ? *(const uint4*)(kv + kvAt(table[x / BLOCK_TOKENS], layer, isV, x % BLOCK_TOKENS, kvHead) + c * 8) : make_uint4(0, 0, 0, 0));
+        }
+        seen();
+      }
+      __syncwarp();
+      if (lane == 0) barrierExpect(full, boxes * BOX * HS * 2);
+      __syncwarp();
+      if (lane < boxes)
+#pragma unroll
+        for (int h = 0; h < HS / 64; h++) bring3(to + h * PANEL + lane * BOX * 128, map, h * 64, kvHead, z + isV * BLOCK_TOKENS, full);
+    }
+  }
+}
+#else
 // produce brings K and V of the tokens [lowest, end), 128 threads together; places beyond end become zeros.
-__device__ __forceinline__ void produce(const Keys& s, const KV* kv, const int* table, int layer, int kvHead, int lowest, int end) {
+__device__ __forceinline__ void produce(const Keys& s, const Map*, const KV* kv, const int* table, int layer, int kvHead, int lowest, int end) {
   int thread = threadIdx.x & 127, c = thread % CHUNKS, row0 = thread / CHUNKS;
   for (int at = lowest, j = 0; at < end; at += KEYS, j++)
     for (int isV = 0; isV < 2; isV++) {
-      if (j > 1) barrierWait(s.barrier(s.empty, isV, j), (j >> 1 & 1) ^ 1);
-      u32 to = isV ? s.vAt(j) : s.kAt(j);
+      s.await(isV, j);
+      u32 to = s.at(isV, j);
 #pragma unroll 4
       for (int t = row0; t < KEYS; t += 128 / CHUNKS) {
         int p = at + t, n = p < end ? 16 : 0, x = n ? p : lowest;
@@ -126,6 +140,7 @@ __device__ __forceinline__ void produce(const Keys& s, const KV* kv, const int* 
     }
   arrived<0>();
 }
+#endif
 
 // Softmax is the state of the query tokens g and g + 8 of a warp.
 struct Softmax {
@@ -171,7 +186,7 @@ __device__ __forceinline__ void scores(float* s, u32 q, u32 k) {
   wgFence();
 #pragma unroll
   for (int i = 0; i < HS / 16; i++)
-    mmaScores(s, operand(q + (i >> 2) * CONSUMERS * 64 * 128 + (i & 3) * 32, 16), operand(k + (i >> 2) * PANEL + (i & 3) * 32, 16), i > 0);
+    mmaScores(s, matrix(q + ((i >> 2) * CONSUMERS * 64 * 128 + (i & 3) * 32) / 16), matrix(k + ((i >> 2) * PANEL + (i & 3) * 32) / 16), i > 0);
   wgCommit();
 }
 
@@ -179,7 +194,7 @@ __device__ __forceinline__ void scores(float* s, u32 q, u32 k) {
 __device__ __forceinline__ void values(float* o, u32 (*p)[4], u32 v) {
   wgFence();
 #pragma unroll
-  for (int i = 0; i < KEYS / 16; i++) mmaValues(o, p[i], operand(v + i * 2048, PANEL), 1);
+  for (int i = 0; i < KEYS / 16; i++) mmaValues(o, p[i], matrix(v + i * 2048 / 16), 1);
   wgCommit();
 }
 
@@ -192,7 +207,7 @@ __device__ __forceinline__ void packWeights(u32 (*p)[4], const float* s) {
 
 // consume is the work of one group of four warps: query tokens [64 * group, 64 * group + 64) of the tile. mine of the
 // steps of keys matter to it; it lets the others pass.
-__device__ __forceinline__ void consume(const Keys& s, const T* qkv, const float* scales, T* out, int group, int first, int rows, int head, int pos0, int lowest, int end, int window) {
+__device__ __forceinline__ void consume(const Keys& s, u32 queries, const T* qkv, const float* scales, T* out, int group, int first, int rows, int head, int pos0, int lowest, int end, int window) {
   int thread = threadIdx.x & 127, lane = thread & 31, g = lane >> 2, t = lane & 3;
   for (int i = thread; i < 64 * CHUNKS; i += 128) {
     int row = group * 64 + i / CHUNKS, c = i % CHUNKS;
@@ -204,11 +219,13 @@ __device__ __forceinline__ void consume(const Keys& s, const T* qkv, const float
     for (int j = 0; j < 8; j++) q[j] *= kvScale(scales, 0, head / GROUP);
     v = gather(q);
 #endif
-    store16(s.q + panel(row, c, CONSUMERS * 64), v);
+    store16(queries + panel(row, c, CONSUMERS * 64), v);
   }
   seen();
   asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-  u32 q = s.q + group * 64 * 128;
+  const u32 q = operand(queries + group * 64 * 128, 16), k = operand(s.k, 16), v = operand(s.v, PANEL);
+  auto keys = [&](int j) { return k + j % KV_STAGES * (KV_BYTES / 16); };
+  auto vals = [&](int j) { return v + j % KV_STAGES * (KV_BYTES / 16); };
   int row = group * 64 + (thread >> 5) * 16 + g, p = pos0 + row, steps = (end - lowest + KEYS - 1) / KEYS;
   int mine = group * 64 < rows ? (pos0 + min(rows, group * 64 + 64) - lowest + KEYS - 1) / KEYS : 0;
   float w[KEYS / 2], o[HS / 2], factor[2];
@@ -219,19 +236,17 @@ __device__ __forceinline__ void consume(const Keys& s, const T* qkv, const float
   auto masked = [&](int j) { return lowest + j * KEYS + KEYS - 1 > pos0 + group * 64 || window > 0; };
   if (mine > 0) {
     s.wait(0, 0);
-    seen();
-    scores(w, q, s.kAt(0));
+    scores(w, q, keys(0));
     wgWait<0>();
     s.release(0, 0);
     weigh(w, a, factor, masked(0), lowest, p, window);
     packWeights(weights, w);
+#pragma unroll 1
     for (int j = 1; j < mine; j++) {
       s.wait(0, j);
-      seen();
-      scores(w, q, s.kAt(j));
+      scores(w, q, keys(j));
       s.wait(1, j - 1);
-      seen();
-      values(o, weights, s.vAt(j - 1));
+      values(o, weights, vals(j - 1));
       wgWait<1>();
       s.release(0, j);
       weigh(w, a, factor, masked(j), lowest + j * KEYS, p, window);
@@ -242,8 +257,7 @@ __device__ __forceinline__ void consume(const Keys& s, const T* qkv, const float
       packWeights(weights, w);
     }
     s.wait(1, mine - 1);
-    seen();
-    values(o, weights, s.vAt(mine - 1));
+    values(o, weights, vals(mine - 1));
     wgWait<0>();
     s.release(1, mine - 1);
   }
@@ -265,30 +279,32 @@ __device__ __forceinline__ void consume(const Keys& s, const T* qkv, const float
   }
 }
 
-// prefill: grid (head, tile), a group of 128 threads for each consumer and one more. A tile is (first row, rows).
-extern "C" __global__ void __launch_bounds__(CONSUMERS * 128 + 128, 1) prefill(const int* meta, const T* qkv, const KV* kv, const float* scales, T* out,
-                                                                                     int layer, int window) {
+// prefill: grid (head, tile), a group of 128 threads for each consumer and one more. A tile is (first row, rows). map is the KV of the
+// layer's group as (element of a head, head, place of a token).
+extern "C" __global__ void __launch_bounds__(CONSUMERS * 128 + 128, 1) prefill(const __grid_constant__ Map map, const int* meta, const T* qkv, const KV* kv, const float* scales,
+                                                                               T* out, int layer, int window) {
   extern __shared__ __align__(1024) char memory[];
-  __shared__ u64 barriers[8];
+  __shared__ u64 barriers[4 * KV_STAGES];
   const int* tile = meta + meta[H_TILES_AT] + 2 * (gridDim.y - 1 - blockIdx.y);  // long ones first
-  int head = blockIdx.x, first = tile[0], rows = tile[1], group = threadIdx.x / 128;
-  const Row* row = rowAt(meta, first);
-  int pos0 = row->pos, end = pos0 + rows, lowest = window > 0 ? max(pos0 - window + 1, 0) / KEYS * KEYS : 0;
-  u32 base = sharedAt(memory), at = sharedAt(barriers);
-  base = (base + 1023) & ~1023u;
-  Keys s = {base, base + Q_BYTES, base + Q_BYTES + 2 * KV_BYTES, at, at + 32};
-  if (threadIdx.x < 4) {
-    barrierInit(s.full + threadIdx.x * 8, 128);
-    barrierInit(s.empty + threadIdx.x * 8, CONSUMERS * 128);
+  const int head = blockIdx.x, group = together(threadIdx.x / 128);
+  const u32 base = together((sharedAt(memory) + 1023) & ~1023u), at = together(sharedAt(barriers));
+  const Keys s = {base + Q_BYTES, base + Q_BYTES + KV_STAGES * KV_BYTES, at, at + 2 * KV_STAGES * 8};
+  if (threadIdx.x < 2 * KV_STAGES) {
+    barrierInit(s.full + threadIdx.x * 8, PRODUCERS);
+    barrierInit(s.empty + threadIdx.x * 8, CONSUMERS * 4);
+    seen();
   }
   __syncthreads();
   BEGIN;
+  const int first = tile[0], rows = tile[1];
+  const Row* row = rowAt(meta, first);
+  const int pos0 = row->pos, end = pos0 + rows, lowest = window > 0 ? max(pos0 - window + 1, 0) / KEYS * KEYS : 0;
   if (group == CONSUMERS) {  // together no more registers than the block was given
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(CONSUMERS == 3 ? 32 : 40));
-    produce(s, kv, tableOf(meta, row, layer), layer, head / GROUP, lowest, end);
+    if (!BOX || (threadIdx.x & 127) < 32) produce(s, &map, kv, tableOf(meta, row, layer), layer, head / GROUP, lowest, end);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMERS == 3 ? 160 : 232));
-    consume(s, qkv, scales, out, group, first, rows, head, pos0, lowest, end, window);
+    consume(s, base, qkv, scales, out, group, first, rows, head, pos0, lowest, end, window);
   }
 }
 #endif
