@@ -19,6 +19,7 @@ type ClientOptions struct {
 	MaxIdle int    // kept connections of one peer; default 64
 	Timing  Timing
 	Attach  func(backend.Shared) (backend.Attached, error) // opens the KV of a sender on this host; nil: all KV comes by TCP
+	Buffers Buffers                                        // memory of KV frames; nil: Go's
 	Key     []byte                                         // of the cluster: a sender must prove that it knows it; nil: everybody is believed
 	Now     func() int64                                   // steady clock, ns
 	Logger  *slog.Logger

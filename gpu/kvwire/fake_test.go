@@ -175,8 +175,14 @@ func start(t *testing.T, sender, receiver Hello) *pair {
 	now := func() int64 { return time.Now().UnixNano() }
 	log := slog.New(slog.DiscardHandler)
 	p := &pair{ln: &pipes{conns: make(chan net.Conn, 16), done: make(chan struct{})}}
-	p.server = NewServer(ServerOptions{Hello: sender, Epoch: 7, Now: now, Logger: log})
-	p.client = NewClient(ClientOptions{Hello: receiver, Epoch: 8, Now: now, Logger: log, Dial: p.ln.dial})
+	mem := &counted{}
+	t.Cleanup(func() {
+		if n := mem.out.Load(); n != 0 {
+			t.Errorf("%d buffers were not given back", n)
+		}
+	})
+	p.server = NewServer(ServerOptions{Hello: sender, Epoch: 7, Now: now, Logger: log, Buffers: mem})
+	p.client = NewClient(ClientOptions{Hello: receiver, Epoch: 8, Now: now, Logger: log, Dial: p.ln.dial, Buffers: mem})
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -194,6 +200,12 @@ func start(t *testing.T, sender, receiver Hello) *pair {
 	}
 	return p
 }
+
+// counted are Buffers that know how many are out.
+type counted struct{ out atomic.Int64 }
+
+func (c *counted) Take(n int) []byte { c.out.Add(1); return make([]byte, n) }
+func (c *counted) Give(b []byte)     { clear(b); c.out.Add(-1) } // who still uses it sees zeros
 
 func (p *pair) fetch(ctx context.Context, id int64, from, prompt int, sink Sink) (Trailer, Report, error) {
 	tr, err := p.client.Open(ctx, "ctx0", id)

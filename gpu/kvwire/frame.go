@@ -65,7 +65,7 @@ type Header struct {
 	LayerFrom, LayerTo uint16
 	HeadFrom, HeadTo   uint16
 	TokenFrom, TokenTo uint32
-	sum                uint32
+	sum, begun         uint32 // the frame's checksum, and that of its header alone
 }
 
 // AppendHeader appends the header of a frame with this payload; it sets length and checksum itself.
@@ -84,7 +84,7 @@ func AppendHeader(b []byte, h Header, payload []byte) []byte {
 	}
 	b = le.AppendUint32(b, h.TokenFrom)
 	b = le.AppendUint32(b, h.TokenTo)
-	le.PutUint32(b[at+crcAt:], checksum(b[at:at+HeaderSize], payload))
+	le.PutUint32(b[at+crcAt:], checksum(headerSum(b[at:at+HeaderSize]), payload))
 	return b
 }
 
@@ -104,7 +104,7 @@ func ParseHeader(b []byte) (Header, error) {
 		Type: Type(b[5]), Flags: le.Uint16(b[6:]), Length: le.Uint32(b[8:]), sum: le.Uint32(b[crcAt:]),
 		Request: int64(le.Uint64(b[16:])), Epoch: le.Uint64(b[24:]),
 		LayerFrom: le.Uint16(b[32:]), LayerTo: le.Uint16(b[34:]), HeadFrom: le.Uint16(b[36:]), HeadTo: le.Uint16(b[38:]),
-		TokenFrom: le.Uint32(b[40:]), TokenTo: le.Uint32(b[44:]),
+		TokenFrom: le.Uint32(b[40:]), TokenTo: le.Uint32(b[44:]), begun: headerSum(b),
 	}
 	limit := uint32(maxControl)
 	if h.Type == TypeKV {
@@ -119,19 +119,45 @@ func ParseHeader(b []byte) (Header, error) {
 	return h, nil
 }
 
-// checksum is CRC-32C over header (its checksum field taken as zero) and payload.
-func checksum(header, payload []byte) uint32 {
-	table := crc32.MakeTable(crc32.Castagnoli) // returns the shared table
+// headerSum is CRC-32C over a header, its checksum field taken as zero.
+func headerSum(header []byte) uint32 {
 	var zero [4]byte
-	sum := crc32.Update(0, table, header[:crcAt])
-	sum = crc32.Update(sum, table, zero[:])
-	sum = crc32.Update(sum, table, header[crcAt+4:HeaderSize])
-	return crc32.Update(sum, table, payload)
+	return checksum(checksum(checksum(0, header[:crcAt]), zero[:]), header[crcAt+4:HeaderSize])
+}
+
+// checksum goes on with a CRC-32C.
+func checksum(sum uint32, b []byte) uint32 {
+	return crc32.Update(sum, crc32.MakeTable(crc32.Castagnoli), b) // MakeTable returns the shared table
+}
+
+// check compares the checksum of a frame.
+func (h Header) check(payload []byte) error {
+	if sum := checksum(h.begun, payload); sum != h.sum {
+		return fmt.Errorf("%w: checksum %08x, the frame says %08x", ErrFrame, sum, h.sum)
+	}
+	return nil
 }
 
 // readFrame reads one frame. accept looks at the header before anything is allocated or read by its claim. The payload
 // lies in buf if that is large enough.
 func readFrame(r io.Reader, buf []byte, accept func(Header) error) (Header, []byte, error) {
+	h, payload, err := readUnchecked(r, func(n int) []byte {
+		if cap(buf) < n {
+			return make([]byte, n)
+		}
+		return buf[:n]
+	}, accept)
+	if err == nil {
+		err = h.check(payload)
+	}
+	if err != nil {
+		return h, nil, err
+	}
+	return h, payload, nil
+}
+
+// readUnchecked reads one frame into what room gives for its payload, whose checksum the caller has to check.
+func readUnchecked(r io.Reader, room func(n int) []byte, accept func(Header) error) (Header, []byte, error) {
 	var raw [HeaderSize]byte
 	if _, err := io.ReadFull(r, raw[:]); err != nil {
 		return Header{}, nil, err
@@ -145,17 +171,11 @@ func readFrame(r io.Reader, buf []byte, accept func(Header) error) (Header, []by
 			return h, nil, err
 		}
 	}
-	if cap(buf) < int(h.Length) {
-		buf = make([]byte, h.Length)
-	}
-	buf = buf[:h.Length]
-	if _, err := io.ReadFull(r, buf); err != nil {
+	payload := room(int(h.Length))
+	if _, err := io.ReadFull(r, payload); err != nil {
 		return h, nil, fmt.Errorf("read payload of %d bytes: %w", h.Length, noEOF(err))
 	}
-	if sum := checksum(raw[:], buf); sum != h.sum {
-		return h, nil, fmt.Errorf("%w: checksum %08x, the frame says %08x", ErrFrame, sum, h.sum)
-	}
-	return h, buf, nil
+	return h, payload, nil
 }
 
 // noEOF: inside a frame the end of the stream is never a clean end.

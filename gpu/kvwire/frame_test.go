@@ -30,7 +30,7 @@ func TestAFrameSurvivesTheWireWithEveryFieldDifferent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want.Length, want.sum = uint32(len(payload)), got.sum
+	want.Length, want.sum, want.begun = uint32(len(payload)), got.sum, got.begun
 	if got != want || !bytes.Equal(body, payload) {
 		t.Errorf("got %+v %q, want %+v %q", got, body, want, payload)
 	}

@@ -38,13 +38,12 @@ type link struct {
 	epoch uint64 // ours, in every frame that we send
 	lost  time.Duration
 
-	wmu  sync.Mutex // held for one whole frame
-	head []byte     // header under construction, under wmu
+	wmu sync.Mutex // held for one whole frame
 }
 
 func newLink(c net.Conn, epoch uint64, lost time.Duration) *link {
 	l := &link{conn: c, epoch: epoch, lost: lost}
-	l.r = bufio.NewReaderSize(listener{l}, 64<<10)
+	l.r = bufio.NewReaderSize(listener{l}, 4<<10) // for headers: what it holds of a payload is copied once more
 	return l
 }
 
@@ -61,24 +60,30 @@ func (r listener) Read(p []byte) (int, error) {
 }
 
 // send writes one frame. A peer that takes no bytes for the lost time is lost.
-func (l *link) send(h Header, payload []byte) error {
-	l.wmu.Lock()
-	defer l.wmu.Unlock()
-	return l.sendLocked(h, payload)
+func (l *link) send(h Header, payload []byte) error { return l.write(l.head(nil, h, payload), payload) }
+
+// head appends the header of a frame of ours.
+func (l *link) head(b []byte, h Header, payload []byte) []byte {
+	h.Epoch = l.epoch
+	return AppendHeader(b, h, payload)
 }
 
-func (l *link) sendLocked(h Header, payload []byte) error {
-	h.Epoch = l.epoch
-	l.head = AppendHeader(l.head[:0], h, payload)
+// write writes one frame whose header is made.
+func (l *link) write(head, payload []byte) error {
+	l.wmu.Lock()
+	defer l.wmu.Unlock()
+	return l.writeLocked(head, payload)
+}
+
+func (l *link) writeLocked(head, payload []byte) error {
 	if err := l.conn.SetWriteDeadline(time.Now().Add(writeLimit)); err != nil {
 		return fmt.Errorf("send to %s: %w", l.conn.RemoteAddr(), err)
 	}
 	var err error
 	if len(payload) <= 16<<10 {
-		l.head = append(l.head, payload...)
-		_, err = l.conn.Write(l.head)
+		_, err = l.conn.Write(append(head, payload...))
 	} else {
-		bufs := net.Buffers{l.head, payload}
+		bufs := net.Buffers{head, payload}
 		_, err = bufs.WriteTo(l.conn)
 	}
 	if err != nil {
@@ -112,7 +117,7 @@ func (l *link) ping(ctx context.Context, every time.Duration) {
 		if !l.wmu.TryLock() {
 			continue
 		}
-		err := l.sendLocked(Header{Type: TypePing}, nil)
+		err := l.writeLocked(l.head(nil, Header{Type: TypePing}, nil), nil)
 		l.wmu.Unlock()
 		if err != nil {
 			return // the reader sees the same end of the connection and says so

@@ -201,7 +201,7 @@ func (n *session) notifyPart(ctx context.Context, o *Offer, part infer.Span) err
 	for _, b := range blocks {
 		payload = binary.LittleEndian.AppendUint32(payload, uint32(b))
 	}
-	return n.sendSpan(o, TypeWritten, part, payload)
+	return n.sendSpan(o, part, n.l.head(nil, headerOf(TypeWritten, o.id, part, n.s.o.Hello), payload), payload)
 }
 
 // spanBlocks is the number of blocks that hold a span's tokens.
@@ -210,15 +210,12 @@ func spanBlocks(h Hello, s infer.Span) int {
 }
 
 // pull copies what a notice names.
-func (r *receiver) pull(ctx context.Context, b block) error {
-	blocks := make([]int32, len(b.data)/4)
-	for i := range blocks {
-		blocks[i] = int32(binary.LittleEndian.Uint32(b.data[4*i:]))
-	}
+func (r *receiver) pull(ctx context.Context, span infer.Span, names []byte) error {
+	blocks := parseIDs(names)
 	// Not cancelled in the middle: the copy in flight ends before the blocks are freed.
-	took, err := r.sink.Pull(context.WithoutCancel(ctx), b.span, r.t.from.attached, blocks)
+	took, err := r.sink.Pull(context.WithoutCancel(ctx), span, r.t.from.attached, blocks)
 	if err != nil {
-		return fmt.Errorf("copy kv %+v: %w", b.span, err)
+		return fmt.Errorf("copy kv %+v: %w", span, err)
 	}
 	p := &r.t.report
 	p.WireNS += took

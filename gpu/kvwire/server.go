@@ -22,10 +22,11 @@ type ServerOptions struct {
 	Timing   Timing
 	Shared   *backend.Shared // KV that receivers on this host may read where it lies; nil: none
 	// Lend leases what is cached of the beginning of a prompt, for a peer that lacks it, and says how many tokens that are; nil: nothing is lent.
-	Lend   func(tokens []int32) (x Export, n int)
-	Key    []byte       // of the cluster: a receiver must prove that it knows it; nil: everybody is served
-	Now    func() int64 // steady clock, ns
-	Logger *slog.Logger
+	Lend    func(tokens []int32) (x Export, n int)
+	Buffers Buffers      // memory of KV frames; nil: Go's
+	Key     []byte       // of the cluster: a receiver must prove that it knows it; nil: everybody is served
+	Now     func() int64 // steady clock, ns
+	Logger  *slog.Logger
 }
 
 // Server offers KV to receivers.

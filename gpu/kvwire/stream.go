@@ -12,25 +12,20 @@ import (
 // part is KV on its way from the export to the socket.
 type part struct {
 	span             infer.Span
-	data             []byte
-	readNS, filledNS int64 // when its copy began and ended
+	head, data       []byte // of its frame
+	readNS, filledNS int64  // when its copy began and ended
 }
-
-// ahead is how many parts there are: one is read out of the device while the one before is sent.
-const ahead = 2
 
 // stream sends every span that the receiver lacks, then the trailer. This goroutine reads, one beside it sends; nothing of the
 // export is read any more when it returns.
 func (n *session) stream(ctx context.Context, o *Offer, w Want) error {
 	sub, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	parts, free := make(chan part, ahead), make(chan []byte, ahead)
-	for range ahead {
-		free <- nil
-	}
+	parts, mem := make(chan part, inFlight), newFrames(n.s.o.Buffers)
+	defer mem.close()
 	sent := make(chan error, 1)
-	go func() { sent <- n.sendParts(sub, stop, o, parts, free) }()
-	top, err := n.readParts(sub, o, w, parts, free)
+	go func() { sent <- n.sendParts(sub, stop, o, parts, mem) }()
+	top, err := n.readParts(sub, o, w, parts, mem)
 	close(parts)
 	if failed := <-sent; failed != nil {
 		err = failed
@@ -46,8 +41,8 @@ func (n *session) stream(ctx context.Context, o *Offer, w Want) error {
 	return n.l.sendJSON(TypeTrailer, o.id, t)
 }
 
-// readParts reads what the receiver lacks into the free buffers, or tells it where that lies, and gives the token behind the last.
-func (n *session) readParts(ctx context.Context, o *Offer, w Want, parts chan<- part, free <-chan []byte) (top int, err error) {
+// readParts reads what the receiver lacks into free frames, or tells it where that lies, and gives the token behind the last.
+func (n *session) readParts(ctx context.Context, o *Offer, w Want, parts chan<- part, mem *frames) (top int, err error) {
 	top = w.TokenFrom
 	for {
 		span, err := o.export.NextSpan(ctx)
@@ -66,15 +61,13 @@ func (n *session) readParts(ctx context.Context, o *Offer, w Want, parts chan<- 
 			continue
 		}
 		for _, s := range split(span, n.s.o.Hello) {
-			p := part{span: s}
-			select {
-			case p.data = <-free:
-			case <-ctx.Done():
+			data, err := mem.take(ctx)
+			if err != nil {
+				return top, err
 			}
-			if ctx.Err() != nil {
-				return top, context.Cause(ctx)
-			}
+			p := part{span: s, data: mem.fit(data, spanBytes(n.s.o.Hello, s))}
 			if err := n.read(ctx, o, &p); err != nil {
+				mem.give(p.data)
 				return top, err
 			}
 			parts <- p // has room for all that there are
@@ -82,41 +75,38 @@ func (n *session) readParts(ctx context.Context, o *Offer, w Want, parts chan<- 
 	}
 }
 
-// read fills a part out of the export.
+// read fills a part out of the export. Its checksum is made here, so that the sending goroutine only sends.
 func (n *session) read(ctx context.Context, o *Offer, p *part) error {
-	size := spanBytes(n.s.o.Hello, p.span)
-	if cap(p.data) < size {
-		p.data = make([]byte, size)
-	}
-	p.data, p.readNS = p.data[:size], n.s.o.Now()
+	p.readNS = n.s.o.Now()
 	// Not cancelled in the middle: the copy in flight ends before the blocks are freed.
 	if err := o.export.Read(context.WithoutCancel(ctx), p.span, p.data); err != nil {
 		return fmt.Errorf("read kv of request %d: %w", o.id, err)
 	}
 	p.filledNS = n.s.o.Now()
+	p.head = n.l.head(nil, headerOf(TypeKV, o.id, p.span, n.s.o.Hello), p.data)
 	return nil
 }
 
-// sendParts sends parts until there are no more, and gives their buffers back. After the end of ctx, or an error, which ends it, it
+// sendParts sends parts until there are no more, and gives their frames back. After the end of ctx, or an error, which ends it, it
 // sends none.
-func (n *session) sendParts(ctx context.Context, stop context.CancelCauseFunc, o *Offer, parts <-chan part, free chan<- []byte) (err error) {
+func (n *session) sendParts(ctx context.Context, stop context.CancelCauseFunc, o *Offer, parts <-chan part, mem *frames) (err error) {
 	for p := range parts {
 		if err == nil && ctx.Err() == nil {
-			if err = n.sendSpan(o, TypeKV, p.span, p.data); err != nil {
+			if err = n.sendSpan(o, p.span, p.head, p.data); err != nil {
 				stop(err)
 			} else {
 				o.note(func(r *Report) { r.InstallNS += p.filledNS - p.readNS })
 			}
 		}
-		free <- p.data
+		mem.give(p.data)
 	}
 	return err
 }
 
 // sendSpan sends a frame about a span, its KV or where that lies, and counts it.
-func (n *session) sendSpan(o *Offer, t Type, span infer.Span, payload []byte) error {
+func (n *session) sendSpan(o *Offer, span infer.Span, head, payload []byte) error {
 	from := n.s.o.Now()
-	if err := n.l.send(headerOf(t, o.id, span, n.s.o.Hello), payload); err != nil {
+	if err := n.l.write(head, payload); err != nil {
 		_ = n.l.conn.Close() // half a frame may be out: nothing can follow it
 		return err
 	}

@@ -105,23 +105,17 @@ func (t *Transfer) Close() {
 	_ = t.l.conn.Close()
 }
 
-// block is a KV frame on its way from the socket to the sink.
+// block is a KV frame on its way from the socket to the sink, its checksum not checked yet.
 type block struct {
-	span    infer.Span
-	data    []byte
-	inPlace bool // data are the numbers of the sender's blocks
+	head Header
+	data []byte
 }
-
-// inFlight is how many frames may wait between the socket and the sink: the one being installed and one read ahead.
-const inFlight = 2
 
 // Receive installs what comes into sink, acknowledges, and gives the trailer. prompt is the number of prompt tokens: no
 // frame beyond it is accepted.
 func (t *Transfer) Receive(ctx context.Context, prompt int, sink Sink) (Trailer, error) {
-	r := &receiver{t: t, prompt: prompt, sink: sink, blocks: make(chan block, inFlight), free: make(chan []byte, inFlight+1)}
-	for range inFlight + 1 {
-		r.free <- nil
-	}
+	r := &receiver{t: t, prompt: prompt, sink: sink, blocks: make(chan block, inFlight), mem: newFrames(t.c.o.Buffers)}
+	defer r.mem.close()
 	sub, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stop := context.AfterFunc(sub, func() { _ = t.l.conn.Close() }) // a read that waits ends now
@@ -135,8 +129,11 @@ func (t *Transfer) Receive(ctx context.Context, prompt int, sink Sink) (Trailer,
 		}
 	})
 	both.Go(func() {
-		if err := r.install(sub); err != nil {
-			cancel(err)
+		for b := range r.blocks {
+			if err := r.install(sub, b); err != nil {
+				cancel(err)
+			}
+			r.mem.give(b.data)
 		}
 	})
 	both.Wait()
@@ -155,51 +152,64 @@ type receiver struct {
 	t      *Transfer
 	prompt int
 	sink   Sink
-	blocks chan block
-	free   chan []byte
+	blocks chan block // has room for all frames that there are
+	mem    *frames
 	low    int // tokens x layers received, to see that nothing is missing
+
+	scratch []byte // of install: converted KV
 }
 
 // read takes frames until the trailer.
 func (r *receiver) read(ctx context.Context) (Trailer, error) {
-	t := r.t
 	for {
-		var buf []byte
-		select {
-		case buf = <-r.free:
-		case <-ctx.Done():
-			return Trailer{}, ctx.Err()
-		}
-		t0 := int64(0)
-		h, payload, err := readFrame(t.l.r, buf, func(h Header) error {
-			t0 = t.c.o.Now()
-			return r.accept(h)
-		})
+		buf, err := r.mem.take(ctx)
 		if err != nil {
-			if errors.Is(err, os.ErrDeadlineExceeded) {
-				return Trailer{}, fmt.Errorf("the context node sent nothing for %s, not even a heartbeat: %w", t.c.o.Timing.Lost, err)
-			}
-			return Trailer{}, fmt.Errorf("read frame: %w", err)
+			return Trailer{}, err
 		}
-		switch h.Type {
-		case TypeKV, TypeWritten:
-			span := spanOf(h)
-			r.note(h.Type, t0, span)
-			r.low += (span.TokenTo - span.TokenFrom) * (span.LayerTo - span.LayerFrom)
-			select {
-			case r.blocks <- block{span, payload, h.Type == TypeWritten}:
-			case <-ctx.Done():
-				return Trailer{}, ctx.Err()
-			}
+		h, payload, err := r.frame(&buf)
+		if err == nil && (h.Type == TypeKV || h.Type == TypeWritten) {
+			r.blocks <- block{h, payload}
 			continue
-		case TypeTrailer:
-			return r.end(payload)
-		case TypeError:
-			f, err := parseJSON[Fault](h.Type, payload)
-			return Trailer{}, errors.Join(fmt.Errorf("%w: %s", ErrRemote, f.Message), err)
 		}
-		r.free <- payload // a ping
+		if err == nil {
+			err = h.check(payload)
+		}
+		var t Trailer
+		switch {
+		case err != nil:
+		case h.Type == TypeTrailer:
+			t, err = r.end(payload)
+		case h.Type == TypeError:
+			var f Fault
+			f, err = parseJSON[Fault](h.Type, payload)
+			err = errors.Join(fmt.Errorf("%w: %s", ErrRemote, f.Message), err)
+		}
+		r.mem.give(buf)
+		if err != nil || h.Type == TypeTrailer {
+			return t, err
+		}
 	}
+}
+
+// frame reads one frame into buf, or into a larger one that takes its place, and counts it.
+func (r *receiver) frame(buf *[]byte) (Header, []byte, error) {
+	t, t0 := r.t, int64(0)
+	h, payload, err := readUnchecked(t.l.r, func(n int) []byte {
+		*buf = r.mem.fit(*buf, n)
+		return *buf
+	}, func(h Header) error {
+		t0 = t.c.o.Now()
+		return r.accept(h)
+	})
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return h, nil, fmt.Errorf("the context node sent nothing for %s, not even a heartbeat: %w", t.c.o.Timing.Lost, err)
+	case err != nil:
+		return h, nil, fmt.Errorf("read frame: %w", err)
+	case h.Type == TypeKV || h.Type == TypeWritten:
+		r.note(h.Type, t0, spanOf(h))
+	}
+	return h, payload, nil
 }
 
 func (r *receiver) end(payload []byte) (Trailer, error) {
@@ -248,6 +258,7 @@ func (r *receiver) note(kind Type, t0 int64, span infer.Span) {
 	}
 	p.Bytes += int64(spanBytes(r.t.l.peer, span))
 	p.Frames++
+	r.low += (span.TokenTo - span.TokenFrom) * (span.LayerTo - span.LayerFrom)
 }
 
 func spanOf(h Header) infer.Span {
@@ -294,33 +305,31 @@ func (r *receiver) accept(h Header) error {
 	return nil
 }
 
-// install writes blocks into the sink in the order in which they came.
-func (r *receiver) install(ctx context.Context) error {
-	t := r.t
-	var scratch []byte
-	for b := range r.blocks {
-		if b.inPlace {
-			if err := r.pull(ctx, b); err != nil {
-				return err
-			}
-			r.free <- b.data
-			continue
-		}
-		t0 := t.c.o.Now()
-		data, err := convert(scratch, b.data, b.span, t.l.peer, t.c.o.Hello)
-		if err != nil {
-			return err
-		}
-		if len(data) > 0 && &data[0] != &b.data[0] {
-			scratch = data
-		}
-		// Not cancelled in the middle: the copy in flight ends before the blocks are freed.
-		if err := r.sink.Write(context.WithoutCancel(ctx), b.span, data); err != nil {
-			return fmt.Errorf("install kv %+v: %w", b.span, err)
-		}
-		t.report.InstalledNS = t.c.o.Now()
-		t.report.InstallNS += t.report.InstalledNS - t0
-		r.free <- b.data
+// install checks a block and writes it into the sink; after the end of ctx it does nothing.
+func (r *receiver) install(ctx context.Context, b block) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
+	if err := b.head.check(b.data); err != nil {
+		return fmt.Errorf("read frame: %w", err)
+	}
+	t, span := r.t, spanOf(b.head)
+	if b.head.Type == TypeWritten {
+		return r.pull(ctx, span, b.data)
+	}
+	t0 := t.c.o.Now()
+	data, err := convert(r.scratch, b.data, span, t.l.peer, t.c.o.Hello)
+	if err != nil {
+		return err
+	}
+	if len(data) > 0 && &data[0] != &b.data[0] {
+		r.scratch = data
+	}
+	// Not cancelled in the middle: the copy in flight ends before the blocks are freed.
+	if err := r.sink.Write(context.WithoutCancel(ctx), span, data); err != nil {
+		return fmt.Errorf("install kv %+v: %w", span, err)
+	}
+	t.report.InstalledNS = t.c.o.Now()
+	t.report.InstallNS += t.report.InstalledNS - t0
 	return nil
 }

@@ -184,6 +184,45 @@ func (m *mute) Write(b []byte) (int, error) {
 	return m.Conn.Write(b)
 }
 
+// flipping is a connection that turns one bit of what it reads, so many bytes from its beginning.
+type flipping struct {
+	net.Conn
+	at int
+}
+
+func (f *flipping) Read(p []byte) (int, error) {
+	n, err := f.Conn.Read(p)
+	if f.at >= 0 && f.at < n {
+		p[f.at] ^= 8
+	}
+	f.at -= n
+	return n, err
+}
+
+func TestABitThatTurnedOnTheWayIsNotInstalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := start(t, hello("f32", 16), hello("f32", 16))
+		defer p.stop()
+		x := newPrefill(p.server.o.Hello, 64).run(64)
+		o := p.offer(t, 1, x)
+		o.Ready(someTrailer)
+		dial := p.client.o.Dial
+		p.client.o.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			c, err := dial(ctx, addr)
+			return &flipping{c, 2000}, err // in the payload of the first of three KV frames: hello and its answer have some hundred bytes
+		}
+		sink := &cache{h: p.client.o.Hello, got: map[infer.Span][]byte{}}
+		_, _, err := p.fetch(t.Context(), 1, 0, 64, sink)
+		if !errors.Is(err, ErrFrame) || !strings.Contains(err.Error(), "checksum") || len(sink.got) > 0 {
+			t.Errorf("%v, %d spans were installed", err, len(sink.got))
+		}
+		<-o.Done()
+		if _, err := o.Result(); err == nil {
+			t.Error("the offer ended as if all had been taken")
+		}
+	})
+}
+
 // TestFramesOfAnotherProcessAreRefused: what another incarnation of the sender says on a connection is none of its business.
 func TestFramesOfAnotherProcessAreRefused(t *testing.T) {
 	h := hello("f32", 16)
