@@ -95,7 +95,7 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 	}
 	ko := kvwire.ClientOptions{
 		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info, dev.Engine.Ranks()), Epoch: uint64(instance), Now: d.Steady.Now, Logger: log,
-		Key: d.Cluster.Key("kv"),
+		Key: d.Cluster.Key("kv"), Buffers: dev.Buffers(),
 	}
 	if t := d.Cluster.Client; t != nil {
 		ko.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
@@ -122,7 +122,7 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 	}
 	server := kvwire.NewServer(kvwire.ServerOptions{
 		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info, dev.Engine.Ranks()), Epoch: ko.Epoch, Blocks: dev.Info.KVBlocks, Now: d.Steady.Now, Logger: log,
-		Key: ko.Key, Lend: dev.Lend,
+		Key: ko.Key, Lend: dev.Lend, Buffers: ko.Buffers,
 	})
 	beside := []func(context.Context) error{clockUDP.Serve, func(ctx context.Context) error { return server.Serve(ctx, ln) }}
 	var registry *node.Registry

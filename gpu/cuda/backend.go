@@ -34,8 +34,9 @@ type Options struct {
 // Backend implements backend.Backend.
 type Backend struct {
 	backend.Inbox
-	info   backend.Info
-	card   string
+	info backend.Info
+	card string
+	*pins
 	pulls  *backend.Queue[func(*importer, error)]
 	events backend.EventSets // of the flights; the launcher takes them, the finisher reads them
 	shared backend.Shared    // KV for other processes; without a kind: it is not shared
@@ -52,7 +53,7 @@ func New(m *model.Model, o Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{Inbox: backend.NewInbox(), info: info, pulls: backend.NewQueue[func(*importer, error)](), now: o.Now}
+	b := &Backend{Inbox: backend.NewInbox(), pins: &pins{}, info: info, pulls: backend.NewQueue[func(*importer, error)](), now: o.Now}
 	opened := make(chan error, 1)
 	b.ended.Go(func() {
 		runtime.LockOSThread() // never unlocked: the thread, bound to the card, ends with the goroutine
@@ -206,10 +207,11 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 	}
 	close(queued)
 	kin.Wait()
+	err = b.pins.close(c)
 	close(closing)
 	asking.Wait()
 	close(ready)
-	err = closeAll(ready)
+	err = errors.Join(err, closeAll(ready))
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.err = errors.Join(b.err, err, d.close(), c.close())
@@ -243,7 +245,10 @@ func (b *Backend) copyAll(c *context, d *device, q *backend.Queue[backend.CopyJo
 	var k *copier
 	err := c.current()
 	if err == nil {
-		k, err = newCopier(c, d)
+		if out {
+			b.pins.open(c)
+		}
+		k, err = newCopier(c, d, b.pins)
 	}
 	for j, ok := q.Pop(); ok; j, ok = q.Pop() {
 		j.Run(b.now, func(regions []backend.Region, buf []byte) error {

@@ -122,7 +122,7 @@ func lend(job string) error {
 	if err != nil {
 		return err
 	}
-	s := kvwire.NewServer(kvwire.ServerOptions{Hello: kvwire.HelloOf("lender", "aa.1", b.info, 1), Epoch: 1, Shared: &shared, Now: now, Lease: time.Minute, Logger: slog.Default()})
+	s := kvwire.NewServer(kvwire.ServerOptions{Hello: kvwire.HelloOf("lender", "aa.1", b.info, 1), Epoch: 1, Shared: &shared, Buffers: b, Now: now, Lease: time.Minute, Logger: slog.Default()})
 	ctx, cancel := gocontext.WithCancel(gocontext.Background())
 	defer cancel()
 	served := make(chan error, 1)
@@ -175,7 +175,7 @@ func (b *borrower) Pull(_ gocontext.Context, s infer.Span, from backend.Attached
 
 // client takes KV in place, or by TCP.
 func (b *borrower) client(inPlace bool) *kvwire.Client {
-	o := kvwire.ClientOptions{Hello: kvwire.HelloOf("borrower", "aa.2", b.info, 1), Epoch: 2, Now: now, Logger: slog.Default()}
+	o := kvwire.ClientOptions{Hello: kvwire.HelloOf("borrower", "aa.2", b.info, 1), Epoch: 2, Buffers: b, Now: now, Logger: slog.Default()}
 	if shared, ok := b.Share(); ok && inPlace {
 		o.Hello.Shares, o.Attach = shared.Kind, b.Attach
 	}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"math"
 	"runtime"
-	"sync"
 
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/model"
@@ -75,11 +74,16 @@ func (l *loader) open() error {
 func (l *loader) close() error {
 	err := firstOf(l.wait(), l.free(l.wide.at))
 	for i := range l.stages {
-		s := &l.stages[i]
-		err = firstOf(err, l.freePinned(&s.pinned))
-		if s.free != 0 {
-			err = firstOf(err, l.do("cuEventDestroy_v2", uintptr(s.free)))
-		}
+		err = firstOf(err, l.freeStage(&l.stages[i]))
+	}
+	return err
+}
+
+// freeStage frees what a stage holds; nothing is on its way through it.
+func (c *context) freeStage(s *stage) error {
+	err := c.freePinned(&s.pinned)
+	if s.free != 0 {
+		err = firstOf(err, c.do("cuEventDestroy_v2", uintptr(s.free)))
 	}
 	return err
 }
@@ -172,16 +176,9 @@ const leastFilled = 1 << 20
 
 // fill converts with all processors: one alone is slower than the link to the card.
 func (l *loader) fill(dst, src []byte, t model.DType) {
-	n := len(src) / t.Size()
-	parts := min(runtime.GOMAXPROCS(0), 1+len(src)/leastFilled)
-	var all sync.WaitGroup
-	for i := range parts {
-		from, to := n*i/parts, n*(i+1)/parts
-		all.Go(func() {
-			l.convert(dst[from*l.elementSize():to*l.elementSize()], src[from*t.Size():to*t.Size()], t)
-		})
-	}
-	all.Wait()
+	inParts(len(src)/t.Size(), min(runtime.GOMAXPROCS(0), 1+len(src)/leastFilled), func(from, to int) {
+		l.convert(dst[from*l.elementSize():to*l.elementSize()], src[from*t.Size():to*t.Size()], t)
+	})
 }
 
 func (l *loader) convert(dst, src []byte, t model.DType) {

@@ -62,6 +62,12 @@ func (d *Device) Sharer() backend.Sharer {
 	return s
 }
 
+// Buffers is memory that the device copies KV from and to without a detour, nil if it has none.
+func (d *Device) Buffers() kvwire.Buffers {
+	b, _ := d.backends[0].(kvwire.Buffers)
+	return b
+}
+
 // Lend leases what the engine has cached of the beginning of a prompt, for a peer.
 func (d *Device) Lend(tokens []int32) (kvwire.Export, int) {
 	if x := d.Engine.Lend(tokens); x != nil {
