@@ -204,10 +204,10 @@ func (d *device) reserve(rows, wanted, entries int) error {
 		n int
 	}{
 		{&d.meta, 4 * len(d.desc.words)},
-		{&d.hidden, 4 * rows * c.Hidden}, {&d.normed, e * max(rows, wanted, maxThin) * c.Hidden}, {&d.qkv, e * rows * qkv},
+		{&d.hidden, 4 * rows * c.Hidden}, {&d.normed, e * max(rows, wanted, maxFused) * c.Hidden}, {&d.qkv, e * rows * qkv},
 		{&d.mixed, e * rows * c.Heads * c.HeadSize}, {&d.gateUp, e * rows * 2 * c.Intermediate},
 		{&d.gated, e * rows * c.Intermediate}, {&d.partial, 4 * min(rows, maxGraphRows) * c.Heads * maxSplits * (c.HeadSize + 2)},
-		{&d.logits, 4 * wanted * c.Vocab}, {&d.work, 4 * entries * c.Vocab}, {&d.squares, 4 * maxThin * c.Hidden / 16}, {&d.peaks, 8 * peakSlices * wanted},
+		{&d.logits, 4 * wanted * c.Vocab}, {&d.work, 4 * entries * c.Vocab}, {&d.squares, 4 * maxFused * c.Hidden / 16}, {&d.peaks, 8 * peakSlices * wanted},
 		{&d.logprobs, logprobSize * wanted}, {&d.wide, d.wideBytes(rows)},
 	}
 	grows := false

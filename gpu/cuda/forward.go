@@ -17,7 +17,7 @@ type pass struct {
 // forward queues the stage's layers and, at the end of the model, logits and tokens.
 func (d *device) forward(p pass) {
 	meta := uint64(d.meta.at)
-	if p.graph && p.rows <= maxThin && d.kernels.has.thin {
+	if p.graph && d.fuses(p.rows) {
 		d.thin(p)
 		d.choose(p)
 		return
@@ -30,11 +30,15 @@ func (d *device) forward(p pass) {
 	for i := range d.weights.layers {
 		d.layer(i, p)
 	}
+	d.head(p)
+	d.choose(p)
+}
+
+func (d *device) head(p pass) {
 	if d.samples() && p.wanted > 0 {
 		d.norm(p.wanted, d.weights.norm, true)
 		d.product(p.wanted, d.weights.head, product{x: d.normed.at, out: d.logits.at, float: true})
 	}
-	d.choose(p)
 }
 
 // choose samples.
@@ -76,20 +80,11 @@ func (d *device) layer(i int, p pass) {
 		d.keep(p.layerDone(i))
 	}
 	d.attention(i, l.window, p, d.rotatesLate(p))
-	d.add(p, l.o, d.mixed.at)
+	d.product(p.rows, l.o, product{x: d.mixed.at, out: d.hidden.at, float: true, add: true})
 	d.norm(p.rows, l.mlpNorm, false)
 	d.product(p.rows, l.gateUp, product{x: d.normed.at, out: d.gateUp.at})
 	d.launch("gated", grid{x: p.rows, y: (c.Intermediate + 2047) / 2048, threads: 256}, meta, uint64(d.gateUp.at), uint64(d.gated.at))
-	d.add(p, l.down, d.gated.at)
-}
-
-// add adds a product to the stream.
-func (d *device) add(p pass, w matrix, x address) {
-	if p.graph && d.splitsProducts(p.rows) {
-		d.splitAdd(p, w, fused{x: x, out: d.hidden.at})
-		return
-	}
-	d.product(p.rows, w, product{x: x, out: d.hidden.at, float: true, add: true})
+	d.product(p.rows, l.down, product{x: d.gated.at, out: d.hidden.at, float: true, add: true})
 }
 
 // rope rotates Q and K and puts K and V into their blocks.

@@ -35,8 +35,8 @@ var (
 	decodeSource string
 	//go:embed kernels/thin.cu
 	thinSource string
-	//go:embed kernels/split.cu
-	splitSource string
+	//go:embed kernels/products.cu
+	productsSource string
 	//go:embed kernels/sample.cu
 	sampleSource string
 )
@@ -50,7 +50,7 @@ type features struct {
 	tiled   bool // attention of many query tokens on tensor cores, by these or those of sm_80
 	grouped bool // attention of one query token on tensor cores
 	thin    bool // fused products of few rows
-	split   bool // products of a decode step that split k over a cluster
+	split   bool // fused products of up to 64 rows, for sm_90
 	turned  bool // rope handles eight pairs a thread
 	kv8     bool // KV has eight bits
 	narrow  bool // matrices of layers have eight bits a weight
@@ -103,14 +103,19 @@ func hopperShared(headSize int) int {
 	return 2*headSize*(64*consumers(headSize)+stages*2*128) + 1024
 }
 
-// splitRows are the rows that kernels splitAdd are there for, and splitStages the stages of their rings.
-var (
-	splitRows   = []int{16, 32, 64}
-	splitStages = map[int]int{16: 10, 32: 8, 64: 6}
-)
+// productRows are the rows that the kernels of kernels/products.cu are there for.
+var productRows = []int{8, 16, 32, 64}
 
-// splitShared is a ring of 64 outputs and of the rows, 64 of k each, and room to align it.
-func splitShared(rows int) int { return splitStages[rows]*128*(64+rows) + 1024 }
+// splitShared is a ring of 64 outputs and of the rows, 64 of k each, and room to align it; pairShared likewise, of twice 64 outputs.
+func splitShared(rows int) int {
+	stages := map[int]int{8: 10, 16: 10, 32: 8, 64: 6}[rows]
+	return stages*128*(64+rows) + 1024
+}
+
+func pairShared(rows int) int {
+	stages := map[int]int{8: 6, 16: 6, 32: 6, 64: 5}[rows]
+	return stages*128*(2*64+rows) + 1024
+}
 
 // boxTokens is how many tokens of a KV block the copy engine brings at a time; 0: blocks are not made for it.
 func boxTokens(perBlock int) int {
@@ -146,8 +151,9 @@ func (f features) names(headSize int) map[string]int {
 		out["product8x32"], out["product8x64"] = manyShared, manyShared
 	}
 	if f.split {
-		for _, rows := range splitRows {
-			out[fmt.Sprint("splitAdd", rows)] = splitShared(rows)
+		for _, rows := range productRows {
+			out[fmt.Sprint("splitAdd", rows)], out[fmt.Sprint("splitPlain", rows)] = splitShared(rows), splitShared(rows)
+			out[fmt.Sprint("pair", rows)] = pairShared(rows)
 		}
 	}
 	if f.thin {
@@ -183,7 +189,7 @@ func source(c *model.Config, info backend.Info, f features) string {
 		fmt.Fprintf(&b, "#define %s %v\n", m.name, m.value)
 	}
 	for _, s := range []string{
-		commonSource, eightHeader, layerSource, attentionSource, tensorSource, prefillSource, hopperHeader, hopperSource, decodeSource, thinSource, splitSource, eightSource, sampleSource,
+		commonSource, eightHeader, layerSource, attentionSource, tensorSource, prefillSource, hopperHeader, hopperSource, decodeSource, thinSource, productsSource, eightSource, sampleSource,
 	} {
 		b.WriteString(s)
 	}

@@ -2,10 +2,21 @@
 
 package cuda
 
-import "fmt"
+import (
+	"fmt"
+	"os"
+	"strconv"
+)
 
-// maxThin is up to how many rows a decode step runs by the fused products of kernels/thin.cu.
-const maxThin = 16
+const (
+	maxThin  = 16 // up to how many rows kernels/thin.cu has fused products for
+	maxFused = 64 // and kernels/products.cu
+)
+
+// fuses tells whether a decode step of so many rows runs by fused products.
+func (d *device) fuses(rows int) bool {
+	return d.kernels.has.split && rows <= maxFused || d.kernels.has.thin && rows <= maxThin
+}
 
 // thin queues the stage's layers, and the head behind the last one, for a decode step of few rows: five kernels a layer. The stream, its copy
 // times the norm's weight, and the sums of its squares go from product to product. Where launches overlap, each kernel has its
@@ -16,19 +27,30 @@ func (d *device) thin(p pass) {
 	defer func() { d.overlap = false }()
 	d.launch("embedThin", grid{x: p.rows, threads: 128}, meta, uint64(d.weights.embed), uint64(d.last), uint64(layers[0].attnNorm),
 		uint64(d.hidden.at), uint64(d.normed.at), uint64(d.squares.at))
+	add, gate := d.thinAdd, d.thinGate
+	splits := d.kernels.has.split && p.rows >= leastSplit
+	if splits {
+		add, gate = d.splitAdd, d.pair
+	}
 	for i := range layers {
 		l := &layers[i]
-		late := l.qNorm != 0 && d.rotatesLate(p)
+		qkv := fused{x: d.normed.at, out: d.qkv.at, squares: d.squares.at}
+		rotated := false
 		switch {
+		case splits:
+			d.split("splitPlain", p, l.qkv, qkv)
 		case l.qNorm != 0:
-			d.thinProduct("thinPlain", p, l.qkv, fused{x: d.normed.at, out: d.qkv.at, squares: d.squares.at})
-			if !late {
-				d.rope(i, p)
-			}
+			d.thinProduct("thinPlain", p, l.qkv, qkv)
 		default:
-			d.thinProduct("thinRotate", p, l.qkv, fused{x: d.normed.at, a: l.qkvBias, b: d.kvOf(i), out: d.qkv.at, squares: d.squares.at, layer: d.place(i)})
+			qkv.a, qkv.b, qkv.layer = l.qkvBias, d.kvOf(i), d.place(i)
+			d.thinProduct("thinRotate", p, l.qkv, qkv)
+			rotated = true
 		}
-		d.attention(i, l.window, p, late)
+		if !rotated && !d.rotatesLate(p) {
+			d.rope(i, p)
+			rotated = true
+		}
+		d.attention(i, l.window, p, !rotated)
 		next := d.weights.norm
 		switch {
 		case i+1 < len(layers):
@@ -36,15 +58,18 @@ func (d *device) thin(p pass) {
 		case !d.samples():
 			next = l.mlpNorm // any one: the next stage begins with the stream
 		}
-		d.thinAdd(p, l.o, fused{x: d.mixed.at, a: l.mlpNorm, b: d.normed.at, out: d.hidden.at, squares: d.squares.at})
-		d.thinProduct("thinGate", p, l.gateUp, fused{x: d.normed.at, out: d.gated.at, squares: d.squares.at})
-		d.thinAdd(p, l.down, fused{x: d.gated.at, a: next, b: d.normed.at, out: d.hidden.at, squares: d.squares.at})
+		add(p, l.o, fused{x: d.mixed.at, a: l.mlpNorm, b: d.normed.at, out: d.hidden.at, squares: d.squares.at})
+		gate(p, l.gateUp, fused{x: d.normed.at, out: d.gated.at, squares: d.squares.at})
+		add(p, l.down, fused{x: d.gated.at, a: next, b: d.normed.at, out: d.hidden.at, squares: d.squares.at})
 	}
-	if !d.samples() {
-		return
+	switch {
+	case !d.samples():
+	case p.rows > maxThin:
+		d.head(p)
+	default:
+		const float = 1
+		d.thinProduct("thinPlain", p, d.weights.head, fused{x: d.normed.at, out: d.logits.at, squares: d.squares.at, layer: float})
 	}
-	const float = 1
-	d.thinProduct("thinPlain", p, d.weights.head, fused{x: d.normed.at, out: d.logits.at, squares: d.squares.at, layer: float})
 }
 
 // fused are the arguments of a fused product, by the names of kernels/thin.cu.
@@ -53,32 +78,8 @@ type fused struct {
 	layer                 int
 }
 
-// thinAdd adds a product to the stream, and leaves what the next fused product wants.
-func (d *device) thinAdd(p pass, w matrix, f fused) {
-	if p.rows > 8 && d.splitsProducts(p.rows) {
-		d.splitAdd(p, w, f)
-		return
-	}
-	d.thinProduct("thinAdd", p, w, f)
-}
-
-// splitsProducts tells whether kernels/split.cu has a kernel for O and down of so many rows.
-func (d *device) splitsProducts(rows int) bool {
-	return d.kernels.has.split && rows <= splitRows[len(splitRows)-1]
-}
-
-func (d *device) splitAdd(p pass, w matrix, f fused) {
-	const outputs, split = 64, 4 // of a cluster; its blocks
-	i := 0
-	for splitRows[i] < p.rows {
-		i++
-	}
-	rows := splitRows[i]
-	d.describeRows(0, w.at, w.n, w.k, outputs)
-	d.describeRows(1, f.x, p.rows, w.k, rows)
-	g := grid{x: w.n / outputs * split, threads: 160, shared: splitShared(rows), cluster: split, maps: 2}
-	d.launch(fmt.Sprint("splitAdd", rows), g, uint64(d.meta.at), number(w.n), number(w.k), number(p.rows), uint64(f.squares), uint64(f.a), uint64(f.b), uint64(f.out))
-}
+func (d *device) thinAdd(p pass, w matrix, f fused)  { d.thinProduct("thinAdd", p, w, f) }
+func (d *device) thinGate(p pass, w matrix, f fused) { d.thinProduct("thinGate", p, w, f) }
 
 func (d *device) thinProduct(kind string, p pass, w matrix, f fused) {
 	name := kind + "16"
@@ -89,3 +90,38 @@ func (d *device) thinProduct(kind string, p pass, w matrix, f fused) {
 	d.launch(name, grid{x: blocks, threads: 256, shared: thinShared}, uint64(d.meta.at), uint64(f.x), uint64(w.at), number(w.n), number(w.k),
 		number(p.rows), uint64(f.squares), uint64(f.a), uint64(f.b), uint64(f.out), uint64(d.weights.turns), number(f.layer))
 }
+
+const productOutputs = 64 // that four warps of kernels/products.cu make
+
+func (d *device) splitAdd(p pass, w matrix, f fused) { d.split("splitAdd", p, w, f) }
+
+// split queues a product whose k four blocks share.
+func (d *device) split(kind string, p pass, w matrix, f fused) {
+	const blocks = 4
+	d.hopperProduct(kind, p, w, f, grid{x: w.n / productOutputs * blocks, threads: 160, shared: splitShared(productRow(p.rows)), cluster: blocks})
+}
+
+// pair queues the product with gates and ups.
+func (d *device) pair(p pass, w matrix, f fused) {
+	d.hopperProduct("pair", p, w, f, grid{x: w.n / 2 / productOutputs, threads: 288, shared: pairShared(productRow(p.rows))})
+}
+
+func (d *device) hopperProduct(kind string, p pass, w matrix, f fused, g grid) {
+	rows := productRow(p.rows)
+	d.describeRows(0, w.at, w.n, w.k, productOutputs)
+	d.describeRows(1, f.x, p.rows, w.k, rows)
+	g.maps = 2
+	d.launch(fmt.Sprint(kind, rows), g, uint64(d.meta.at), number(w.n), number(w.k), number(p.rows), uint64(f.squares), uint64(f.a), uint64(f.b), uint64(f.out))
+}
+
+// productRow is for how many rows the kernels are that do a product of so many.
+func productRow(rows int) int {
+	for _, n := range productRows {
+		if rows <= n {
+			return n
+		}
+	}
+	return 0
+}
+
+var leastSplit = func() int { n, _ := strconv.Atoi(os.Getenv("LEAST_SPLIT")); return max(n, 1) }()

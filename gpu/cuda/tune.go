@@ -13,7 +13,8 @@ const (
 // on the card, when all the activations are scratch; the weights are those of layer after layer, as in a step, so that they come from memory.
 func (d *device) tune(rows int) error {
 	decode := d.desc.decode
-	if !d.bf16 || d.blas.tuned[rows] || decode && rows <= maxThin && d.kernels.has.thin {
+	fuses := decode && d.fuses(rows)
+	if !d.bf16 || d.blas.tuned[rows] || fuses && rows <= maxThin {
 		return nil
 	}
 	d.blas.tuned[rows] = true
@@ -26,13 +27,11 @@ func (d *device) tune(rows int) error {
 	}
 	shapes := []shape{
 		{each(func(l *layer) matrix { return l.qkv }), product{x: d.normed.at, out: d.qkv.at}},
+		{each(func(l *layer) matrix { return l.o }), product{x: d.mixed.at, out: d.hidden.at, float: true, add: true}},
 		{each(func(l *layer) matrix { return l.gateUp }), product{x: d.normed.at, out: d.gateUp.at}},
+		{each(func(l *layer) matrix { return l.down }), product{x: d.gated.at, out: d.hidden.at, float: true, add: true}},
 	}
-	if !decode || !d.splitsProducts(rows) {
-		shapes = append(shapes, shape{each(func(l *layer) matrix { return l.o }), product{x: d.mixed.at, out: d.hidden.at, float: true, add: true}},
-			shape{each(func(l *layer) matrix { return l.down }), product{x: d.gated.at, out: d.hidden.at, float: true, add: true}})
-	}
-	if d.kernels.has.narrow && rows <= maxNarrow {
+	if fuses || d.kernels.has.narrow && rows <= maxNarrow {
 		shapes = nil // products of layers are our own then
 	}
 	if decode && d.samples() {
