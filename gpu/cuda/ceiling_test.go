@@ -88,6 +88,7 @@ func loadRow(b *testing.B, m *model.Model, add func(row)) {
 	must(err)
 	took := float64(now()-from) / 1e6
 	var piece pinned
+	const stageBytes = 32 << 20
 	must(c.growPinned(&piece, stageBytes))
 	from = now()
 	for range w.bytes / stageBytes {

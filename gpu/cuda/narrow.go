@@ -70,36 +70,26 @@ func (l *loader) narrow(tensors ...*model.Tensor) matrix {
 	part := m
 	for _, t := range tensors {
 		if l.err == nil {
-			l.err = l.narrowTensor(t, part)
+			l.narrowTensor(t, part)
 		}
 		part.at, part.scales = part.at+address(t.Elements()), part.scales+address(4*t.Shape[0])
 	}
 	return m
 }
 
-// narrowTensor copies the rows of one tensor to the place and the scales of m.
-func (l *loader) narrowTensor(t *model.Tensor, m matrix) error {
-	size, data := t.Type.Size()*m.k, t.Data
-	for len(data) > 0 {
-		rows := min(len(data)/size, stageBytes/4/m.k)
-		s, err := l.next()
-		if err != nil {
-			return err
+// narrowTensor sends the rows of one tensor to the place and the scales of m.
+func (l *loader) narrowTensor(t *model.Tensor, m matrix) {
+	size := t.Type.Size() * m.k // bytes of a row
+	for _, data := range cut(t.Data, pieceBytes/2/m.k*size) {
+		part, rows := m, len(data)/size
+		l.pieces <- func(c *carrier) error {
+			if _, err := c.grow(&c.wide, pieceBytes); err != nil { // once
+				return err
+			}
+			err := c.send(c.wide.at, 2*rows*part.k, func(buf []byte) { convert(buf, data, t.Type, true) })
+			c.launch("narrowWeights", grid{x: rows, threads: 256}, uint64(c.wide.at), uint64(part.at), uint64(part.scales), number(part.k))
+			return firstOf(err, c.taken())
 		}
-		buf := s.bytes()[:2*rows*m.k]
-		l.fill(buf, data[:rows*size], t.Type)
-		if _, err := l.grow(&l.wide, stageBytes/2); err != nil {
-			return err
-		}
-		if err := l.upload(l.wide.at, s.at, len(buf)); err != nil {
-			return err
-		}
-		l.launch("narrowWeights", grid{x: rows, threads: 256}, uint64(l.wide.at), uint64(m.at), uint64(m.scales), number(m.k))
-		if err := firstOf(l.taken(), l.wait()); err != nil {
-			return err
-		}
-		data = data[rows*size:]
 		m.at, m.scales = m.at+address(rows*m.k), m.scales+address(4*rows)
 	}
-	return nil
 }

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"math"
 	"runtime"
+	"slices"
+	"sync"
 
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/model"
@@ -37,46 +39,35 @@ type weights struct {
 	bytes       int
 }
 
-// loader copies weights to the card through two pinned buffers in turn, in pieces: one is filled while the other is on its way.
+// loader says what of a model goes where on the card; carriers beside it bring it there, piece by piece. One goroutine owns it.
 type loader struct {
 	*launcher
-	stages [2]stage
-	turn   int
-	wide   buffer // rows that are to become narrow
 	bf16   bool
+	pieces chan<- func(*carrier) error
 	all    []address
 	bytes  int
 	err    error
 }
 
+// carrier fills pinned buffers in turn and sends them to the card on a stream of its own: one is filled while the other is on its way. One
+// processor alone is slower than the link to the card, so there are several carriers. One goroutine owns each.
+type carrier struct {
+	*launcher
+	bf16   bool
+	stages [2]stage
+	turn   int
+	wide   buffer // rows that are to become narrow
+}
+
+const (
+	maxCarriers = 8       // some processors are faster than the link; each costs pinned memory
+	pieceBytes  = 1 << 20 // on its way; a multiple of every element size
+)
+
 // stage is a pinned buffer; free comes to pass when the card has its last piece.
 type stage struct {
 	pinned
 	free event
-}
-
-// open makes the stages.
-func (l *loader) open() error {
-	for i := range l.stages {
-		s := &l.stages[i]
-		err := l.growPinned(&s.pinned, stageBytes)
-		if err == nil {
-			s.free, err = l.newEvent()
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// close waits for the pieces that are on their way, and frees what they went through.
-func (l *loader) close() error {
-	err := firstOf(l.wait(), l.free(l.wide.at))
-	for i := range l.stages {
-		err = firstOf(err, l.freeStage(&l.stages[i]))
-	}
-	return err
 }
 
 // freeStage frees what a stage holds; nothing is on its way through it.
@@ -88,18 +79,82 @@ func (c *context) freeStage(s *stage) error {
 	return err
 }
 
-// next gives the stage whose turn it is, once its last piece is on the card.
-func (l *loader) next() (*stage, error) {
-	s := &l.stages[l.turn]
-	l.turn = 1 - l.turn
-	return s, l.waitEvent(s.free) // at once, if it was never sent
+// carry starts carriers for what comes out of pieces, and gives what waits for their end.
+func carry(la *launcher, bf16 bool, pieces <-chan func(*carrier) error) (wait func() error) {
+	var all sync.WaitGroup
+	errs := make([]error, min(runtime.GOMAXPROCS(0), maxCarriers))
+	for i := range errs {
+		all.Go(func() {
+			runtime.LockOSThread() // never unlocked: the thread, bound to the card, ends with the goroutine
+			c := &carrier{bf16: bf16}
+			err := c.open(la)
+			for piece := range pieces {
+				if err == nil {
+					err = piece(c)
+				}
+			}
+			errs[i] = errors.Join(err, c.close())
+		})
+	}
+	return func() error {
+		all.Wait()
+		return errors.Join(errs...)
+	}
 }
 
-// stageBytes is a multiple of every element size.
-const stageBytes = 32 << 20
+// open makes stream and stages; la is a launcher of the same card.
+func (c *carrier) open(la *launcher) error {
+	if err := la.context.current(); err != nil {
+		return err
+	}
+	s, err := la.newStream()
+	if err != nil {
+		return err
+	}
+	c.launcher = newLauncher(s, la.kernels)
+	for i := range c.stages {
+		err := c.growPinned(&c.stages[i].pinned, pieceBytes)
+		if err == nil {
+			c.stages[i].free, err = c.newEvent()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
-func (l *loader) elementSize() int {
-	if l.bf16 {
+// close waits for the pieces that are on their way, and frees what they went through.
+func (c *carrier) close() error {
+	if c.launcher == nil {
+		return nil
+	}
+	err := firstOf(c.wait(), c.free(c.wide.at))
+	for i := range c.stages {
+		err = firstOf(err, c.freeStage(&c.stages[i]))
+	}
+	return firstOf(err, c.do("cuStreamDestroy_v2", c.handle))
+}
+
+// next gives the stage whose turn it is, once its last piece is on the card.
+func (c *carrier) next() (*stage, error) {
+	s := &c.stages[c.turn]
+	c.turn = 1 - c.turn
+	return s, c.waitEvent(s.free) // at once, if it was never sent
+}
+
+// send brings n bytes to the card, which fill writes.
+func (c *carrier) send(to address, n int, fill func(buf []byte)) error {
+	s, err := c.next()
+	if err != nil {
+		return err
+	}
+	fill(s.bytes()[:n])
+	return firstOf(c.upload(to, s.at, n), c.record(s.free))
+}
+
+func elementSize(bf16 bool) int {
+	if bf16 {
 		return 2
 	}
 	return 4
@@ -107,7 +162,7 @@ func (l *loader) elementSize() int {
 
 // stack puts tensors one behind the other; nil ones are left out. 0: there are none.
 func (l *loader) stack(tensors ...*model.Tensor) address {
-	n := 0
+	n, size := 0, elementSize(l.bf16)
 	for _, t := range tensors {
 		if t != nil {
 			n += t.Elements()
@@ -116,12 +171,12 @@ func (l *loader) stack(tensors ...*model.Tensor) address {
 	if n == 0 || l.err != nil {
 		return 0
 	}
-	at := l.room(n * l.elementSize())
+	at := l.room(n * size)
 	to := at
 	for _, t := range tensors {
 		if t != nil && l.err == nil {
-			l.err = l.tensor(t, to)
-			to += address(t.Elements() * l.elementSize())
+			l.tensor(t, to)
+			to += address(t.Elements() * size)
 		}
 	}
 	return at
@@ -149,40 +204,24 @@ func (l *loader) matrix(tensors ...*model.Tensor) matrix {
 	return m
 }
 
-// tensor copies one tensor, converted to the element type of the mode.
-func (l *loader) tensor(t *model.Tensor, to address) error {
-	size, data := t.Type.Size(), t.Data
-	for len(data) > 0 {
-		n := min(len(data)/size, stageBytes/4)
-		s, err := l.next()
-		if err != nil {
-			return err
+// tensor sends one tensor, converted to the element type of the mode.
+func (l *loader) tensor(t *model.Tensor, to address) {
+	size := elementSize(l.bf16)
+	for _, data := range cut(t.Data, pieceBytes/size*t.Type.Size()) {
+		n, at := len(data)/t.Type.Size()*size, to
+		l.pieces <- func(c *carrier) error {
+			return c.send(at, n, func(buf []byte) { convert(buf, data, t.Type, c.bf16) })
 		}
-		buf := s.bytes()[:n*l.elementSize()]
-		l.fill(buf, data[:n*size], t.Type)
-		if err := l.upload(to, s.at, len(buf)); err != nil {
-			return err
-		}
-		if err := l.record(s.free); err != nil {
-			return err
-		}
-		data, to = data[n*size:], to+address(len(buf))
+		to += address(n)
 	}
-	return nil
 }
 
-// leastFilled is how many bytes are worth a goroutine.
-const leastFilled = 1 << 20
+// cut cuts data into pieces of at most n bytes.
+func cut(data []byte, n int) [][]byte { return slices.Collect(slices.Chunk(data, n)) }
 
-// fill converts with all processors: one alone is slower than the link to the card.
-func (l *loader) fill(dst, src []byte, t model.DType) {
-	inParts(len(src)/t.Size(), min(runtime.GOMAXPROCS(0), 1+len(src)/leastFilled), func(from, to int) {
-		l.convert(dst[from*l.elementSize():to*l.elementSize()], src[from*t.Size():to*t.Size()], t)
-	})
-}
-
-func (l *loader) convert(dst, src []byte, t model.DType) {
-	if l.bf16 && t == model.BF16 || !l.bf16 && t == model.F32 {
+// convert writes src as bfloat16 or float32.
+func convert(dst, src []byte, t model.DType, bf16 bool) {
+	if bf16 && t == model.BF16 || !bf16 && t == model.F32 {
 		copy(dst, src)
 		return
 	}
@@ -197,7 +236,7 @@ func (l *loader) convert(dst, src []byte, t model.DType) {
 		default:
 			v = model.BF16ToFloat32(binary.LittleEndian.Uint16(src[2*i:]))
 		}
-		if l.bf16 {
+		if bf16 {
 			binary.LittleEndian.PutUint16(dst[2*i:], model.Float32ToBF16(v))
 		} else {
 			binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(v))
@@ -207,11 +246,11 @@ func (l *loader) convert(dst, src []byte, t model.DType) {
 
 // loadWeights copies the stage's part of the model; narrow says that the matrices of layers get eight bits a weight.
 func loadWeights(la *launcher, m *model.Model, st backend.Stage, bf16, narrow bool) (*weights, error) {
-	l := &loader{launcher: la, bf16: bf16}
-	if err := l.open(); err != nil {
-		return &weights{}, errors.Join(err, l.close())
-	}
+	pieces := make(chan func(*carrier) error, piecesAhead)
+	wait := carry(la, bf16, pieces)
+	l := &loader{launcher: la, bf16: bf16, pieces: pieces}
 	w, matrix, first, end := &weights{}, l.matrix, st.First, st.End
+	w.turns = l.rotations(&m.Config) // first, since they are computed
 	if narrow {
 		matrix = l.narrow
 	}
@@ -234,36 +273,35 @@ func loadWeights(la *launcher, m *model.Model, st backend.Stage, bf16, narrow bo
 			w.head = l.matrix(m.Head)
 		}
 	}
-	w.turns = l.rotations(&m.Config)
+	close(pieces)
 	w.all, w.bytes = l.all, l.bytes
-	return w, firstOf(l.err, l.close())
+	return w, errors.Join(l.err, wait())
 }
+
+// piecesAhead is how many pieces wait for a carrier: enough for the time that it takes to get memory for the next ones.
+const piecesAhead = 256
 
 // rotations computes the angles as the models were trained: position times frequency in float32.
 func (l *loader) rotations(c *model.Config) address {
 	freq := c.RoPE.InvFreq(c.HeadSize)
-	at := l.room(c.ContextLen * len(freq) * 8)
-	if l.err != nil {
-		return 0
-	}
-	to, per := at, stageBytes/(8*len(freq))
-	for pos := 0; pos < c.ContextLen; {
-		var s *stage
-		if s, l.err = l.next(); l.err != nil {
-			break
+	row := 8 * len(freq) // bytes of a position
+	at := l.room(c.ContextLen * row)
+	for from, per := 0, pieceBytes/row; from < c.ContextLen && l.err == nil; from += per {
+		to := min(from+per, c.ContextLen)
+		l.pieces <- func(k *carrier) error {
+			return k.send(at+address(from*row), (to-from)*row, func(buf []byte) { angles(words[float32](buf), freq, from, to, c.RoPE.Scale) })
 		}
-		n, out := 0, words[float32](s.bytes())
-		for end := min(pos+per, c.ContextLen); pos < end; pos++ {
-			for _, f := range freq {
-				sin, cos := math.Sincos(float64(float32(pos) * float32(f)))
-				out[n], out[n+1] = float32(cos*c.RoPE.Scale), float32(sin*c.RoPE.Scale)
-				n += 2
-			}
-		}
-		if l.err = firstOf(l.upload(to, s.at, 4*n), l.record(s.free)); l.err != nil {
-			break
-		}
-		to += address(4 * n)
 	}
 	return at
+}
+
+// angles writes (cos, sin) of positions [from, to).
+func angles(out []float32, freq []float64, from, to int, scale float64) {
+	for pos := from; pos < to; pos++ {
+		for _, f := range freq {
+			sin, cos := math.Sincos(float64(float32(pos) * float32(f)))
+			out[0], out[1] = float32(cos*scale), float32(sin*scale)
+			out = out[2:]
+		}
+	}
 }
