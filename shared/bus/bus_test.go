@@ -218,7 +218,7 @@ func TestAnotherProcessSendsWhatADeadOneLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish(t, first, "left behind")
-	first.spool.w.Close()
+	first.spool.w.close()
 	first.spool.release()
 	second, err := newPublisher(PublisherOptions{SpoolDir: dir, Logger: quiet})
 	if err != nil {
@@ -245,7 +245,7 @@ func TestADiskThatRefusesIsReplacedByMemory(t *testing.T) {
 	}
 	f := &fake{open: true}
 	p.send = f.send
-	p.spool.w.Close() // every write fails from here on
+	p.spool.w.close() // every write fails from here on
 	publish(t, p, "kept in memory")
 	for _, id := range []string{"the second", "the third"} {
 		if _, err := p.PublishHeld(aRecord(id)); err != nil {

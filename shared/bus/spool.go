@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -62,8 +61,8 @@ type spool struct {
 	maxBytes int64
 	segment  int64
 
-	mu    sync.Mutex // guards what follows; held over one write(2)
-	w     *os.File
+	mu    sync.Mutex      // guards what follows; held while an entry is written
+	w     *segmentFile    // nil: closed
 	seg   int64           // segment that w writes
 	sizes map[int64]int64 // bytes of each segment on disk
 	total int64           // their sum
@@ -187,14 +186,14 @@ func (s *spool) path(seg int64) string {
 }
 
 func (s *spool) openSegment(seg int64) error {
-	f, err := os.OpenFile(s.path(seg), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	w, err := createSegment(s.path(seg), s.segment)
 	if err != nil {
 		return fmt.Errorf("open spool segment: %w", err)
 	}
 	if s.w != nil {
-		s.w.Close()
+		s.w.close()
 	}
-	s.w, s.seg = f, seg
+	s.w, s.seg = w, seg
 	s.sizes[seg] = 0
 	if len(s.sizes) == 1 {
 		s.first = seg
@@ -202,7 +201,7 @@ func (s *spool) openSegment(seg int64) error {
 	return nil
 }
 
-// append writes all entries with one write(2): either all are there, between from and to, or none.
+// append writes all entries together: either all are there, between from and to, or none.
 func (s *spool) append(entries ...entry) (from, to position, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -223,7 +222,7 @@ func (s *spool) append(entries ...entry) (from, to position, err error) {
 		}
 		size = 0
 	}
-	if n, err := s.w.Write(s.buf); err != nil {
+	if n, err := s.w.write(s.buf, size); err != nil {
 		err = fmt.Errorf("write spool segment: %w", err)
 		if n > 0 {
 			err = errors.Join(err, s.untear(size))
@@ -237,11 +236,7 @@ func (s *spool) append(entries ...entry) (from, to position, err error) {
 
 // untear takes what follows size off the segment, or begins another: a torn entry in the middle would hide what follows.
 func (s *spool) untear(size int64) error {
-	err := s.w.Truncate(size)
-	if err == nil {
-		_, err = s.w.Seek(size, io.SeekStart)
-	}
-	if err != nil {
+	if s.w.truncate(size) != nil {
 		return s.openSegment(s.seg + 1)
 	}
 	return nil
@@ -317,7 +312,8 @@ func (s *spool) bytes() int64 {
 func (s *spool) close(done position) {
 	s.mu.Lock()
 	if s.w != nil {
-		s.w.Close()
+		_ = s.w.truncate(s.sizes[s.seg]) // for the disk's sake
+		s.w.close()
 		s.w = nil
 	}
 	if done.seg == s.seg && done.off == s.sizes[s.seg] {
