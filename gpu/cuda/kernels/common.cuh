@@ -120,8 +120,10 @@ extern "C" __global__ void mailbox(volatile u32* box, u32 seq, int n, int limit)
   u64 end = timer() + limit;
   u32 first = seq + 1;
   for (; n > 0; n--) {
-    while (box[0] != seq + 1 && timer() < end) {}
-    if (box[0] != seq + 1) break;
+    u32 newest; // one way to the host and back: it is not read once more when it is there
+    do newest = box[0];
+    while (newest != seq + 1 && timer() < end);
+    if (newest != seq + 1) break;
     *(volatile u64*)(box + 32) = timer();
     __threadfence_system();
     box[16] = ++seq;
