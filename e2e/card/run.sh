@@ -28,6 +28,7 @@ accounting 100 1 longer
 verify      60 node cases equal
 verify-pp   60 node cases equal
 verify-ranks 60 node cases equal
+verify-procs 90 node cases equal
 narrow     150 1 decode 64
 stages      60 1 prefilled
 loopback    40 0 plain loopback
@@ -98,6 +99,13 @@ part_accounting() { gotest account.test -test.v -test.run '^$' -test.bench OnOff
 part_verify() { cluster verify --cases 12; }
 part_verify-pp() { cluster verify --cases 8 --node-flag all=--pp=2; }
 part_verify-ranks() { cluster verify --cases 8 --node-flag all=--ranks=2; }
+
+# Ranks that are processes take two cards in turn where there are two.
+part_verify-procs() {
+  local flags=(--node-flag all=--ranks=2 --node-flag all=--rank-processes)
+  [ "$device" != cuda ] || [ "$cards" -lt 2 ] || flags+=(--node-flag all=--gpu=0,1)
+  cluster verify --cases 8 "${flags[@]}"
+}
 
 part_narrow() { gotest cuda.test -test.v -test.run '^$' -test.bench 'Narrow$' -test.benchtime 1x; }
 part_stages() { gotest cuda.test -test.v -test.run '^$' -test.bench 'Stages$' -test.benchtime 3x; }

@@ -63,7 +63,7 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 
 // rank runs a rank of this node that is a process of its own.
 func (c *CLI) rank(ctx context.Context, log *slog.Logger) error {
-	return worker.RunRank(ctx, c.Flags, phase.Gen, log, func(ctx context.Context, r *worker.Rank) error {
+	return worker.RunRank(ctx, worker.RankOptions{Flags: c.Flags, Role: phase.Gen, GPUs: c.Device.WatchGPU, Logger: log}, func(ctx context.Context, r *worker.Rank) error {
 		c.Device.Sink = r.Sink
 		o := rankclock.Options{Steady: r.Steady, Key: r.Cluster.Key("clock"), KernelDir: c.SharedKernelDir, Logger: log}
 		return rankclock.Serve(ctx, o, func(addr string) error {
@@ -73,7 +73,7 @@ func (c *CLI) rank(ctx context.Context, log *slog.Logger) error {
 }
 
 func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, log *slog.Logger) error {
-	d.Hardware.Watch(dev.WatchGPU)
+	d.Hardware.Watch(c.Device.WatchGPU)
 	if err := d.Ledger.Start(ledgerOf(d, dev)); err != nil {
 		d.Close(ctx)
 		return err

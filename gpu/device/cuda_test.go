@@ -3,48 +3,65 @@
 package device
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"testing"
 
 	"meridian.internal/gpu/cuda"
 	"meridian.internal/gpu/model"
-	"meridian.internal/gpu/ranks"
-	"meridian.internal/shared/infer"
+	"meridian.internal/shared/clock"
 )
 
 // TestRanksAndStagesOnCardsGiveTheTextsOfOneDevice runs requests at the same time; two cards are used where there are two.
 func TestRanksAndStagesOnCardsGiveTheTextsOfOneDevice(t *testing.T) {
 	var want [][]int32
-	for _, c := range []struct{ ranks, pp int }{{1, 1}, {2, 1}, {1, 2}, {2, 2}} {
-		name := fmt.Sprintf("%d ranks of %d stages", c.ranks, c.pp)
-		var gpus []int
-		if c.ranks*c.pp > 1 {
-			gpus = []int{0, 1}
+	for _, p := range []places{{Ranks: 1, PP: 1}, {Ranks: 2, PP: 1}, {Ranks: 1, PP: 2}, {Ranks: 2, PP: 2}, {Ranks: 2, PP: 1, Processes: true}, {Ranks: 2, PP: 2, Processes: true}} {
+		p.Device = "cuda"
+		if p.Ranks*p.PP > 1 {
+			p.GPUs = []int{0, 1}
 		}
-		d, err := openCards(c.ranks, c.pp, gpus)
-		if errors.Is(err, cuda.ErrUnavailable) && gpus != nil {
-			d, err = openCards(c.ranks, c.pp, nil)
+		d, err := p.open(t)
+		if errors.Is(err, cuda.ErrUnavailable) && p.GPUs != nil {
+			p.GPUs = nil
+			d, err = p.open(t)
 		}
 		if errors.Is(err, cuda.ErrUnavailable) {
 			t.Skip(err)
 		}
 		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%+v: %v", p, err)
 		}
-		t.Logf("%s on cards %v: %d KV blocks, %d clocks", name, d.cards, d.Info.KVBlocks, len(d.CardClocks()))
+		t.Logf("%+v: %d KV blocks, clocks %+v", p, d.Info.KVBlocks, d.CardClocks())
 		got := textsOf(t, d)
+		p.checkClocks(t, d.CardClocks())
 		if want == nil {
 			want = got
 		}
 		for i := range want {
 			if !slices.Equal(got[i], want[i]) {
-				t.Errorf("%s: request %d gives %v, want %v", name, i, got[i], want[i])
+				t.Errorf("%+v: request %d gives %v, want %v", p, i, got[i], want[i])
 			}
 		}
+	}
+}
+
+// checkClocks: each process knows the clock of each of its cards, to its own clock.
+func (p places) checkClocks(t *testing.T, list []clock.Estimate) {
+	t.Helper()
+	processes, pairs := map[clock.ID]bool{}, map[[2]clock.ID]bool{}
+	for _, e := range list {
+		processes[e.Reference], pairs[[2]clock.ID{e.Reference, e.Local}] = true, true
+		if !e.Usable() || e.BoundNS() <= 0 {
+			t.Errorf("%+v: the estimate of a card is %+v", p, e)
+		}
+	}
+	want := 1
+	if p.Processes {
+		want = p.Ranks
+	}
+	if len(processes) != want || !processes[placesClock] || len(pairs) != len(list) {
+		t.Errorf("%+v: %d clocks of cards to those of %d processes, want %d: %+v", p, len(list), len(processes), want, list)
 	}
 }
 
@@ -80,52 +97,4 @@ func TestBlocksOfWindowsAreUsedAgain(t *testing.T) {
 			}
 		}
 	}
-}
-
-func openCards(ranks, pp int, gpus []int) (*Device, error) {
-	return Open(defaults(func(o *Options) {
-		o.Device, o.Deterministic, o.Ranks, o.PP, o.GPUs, o.MemoryFraction = "cuda", true, ranks, pp, gpus, 0.5
-		o.MaxWaiting = 64
-	}), now, slog.New(slog.DiscardHandler))
-}
-
-// textsOf runs 24 requests, greedy and seeded, and closes the device.
-func textsOf(t *testing.T, d *Device) [][]int32 {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	ran := make(chan error, 1)
-	go func() { ran <- d.Engine.Run(ctx) }()
-	out := make([][]int32, 24)
-	var running []ranks.Sequence
-	for i := range out {
-		r := infer.Request{ID: int64(i + 1), MaxTokens: 20 + i, IgnoreEOS: true}
-		for k := range 3 + 17*i {
-			r.Prompt = append(r.Prompt, int32((k*k*7+k*31+i*13)%d.Model.Config.Vocab))
-		}
-		if i%2 == 1 {
-			r.Sampling = infer.Sampling{Temperature: 0.9, TopK: 30, Seed: uint64(i), PresencePenalty: 0.2}
-		}
-		s, err := d.Engine.Submit(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		running = append(running, s)
-	}
-	for i, s := range running {
-		for done := (*infer.Done)(nil); done == nil; {
-			var tokens []infer.Token
-			var err error
-			if tokens, done, err = s.Next(t.Context()); err != nil {
-				t.Fatalf("request %d: %v", i, err)
-			}
-			for _, token := range tokens {
-				out[i] = append(out[i], token.ID)
-			}
-		}
-	}
-	cancel()
-	if err := errors.Join(<-ran, d.Close()); err != nil {
-		t.Error(err)
-	}
-	return out
 }

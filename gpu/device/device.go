@@ -35,20 +35,24 @@ type Device struct {
 
 	backends   []backend.Backend // of the ranks of this process
 	remotes    []*remote.Engine  // the other ranks
-	cards      []int             // of --device cuda
+	clockID    clock.ID          // of this process
 	cardClocks map[int]cardClock // by card; empty where stamps are the process's own
 }
 
 // cardClock is what is known of a card's clock; false: nothing.
 type cardClock func() (clock.Estimate, bool)
 
-// CardClocks is what is known of the clocks of the cards.
+// CardClocks is what is known of the clocks of the cards, each to the clock of the process that stamps with it: this one, or a rank.
 func (d *Device) CardClocks() []clock.Estimate {
 	var out []clock.Estimate
 	for _, card := range slices.Sorted(maps.Keys(d.cardClocks)) {
 		if e, ok := d.cardClocks[card](); ok {
+			e.Reference = d.clockID
 			out = append(out, e)
 		}
+	}
+	for _, e := range d.remotes {
+		out = append(out, e.CardClocks()...)
 	}
 	return out
 }
@@ -121,7 +125,7 @@ func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) 
 
 // load loads the model, and opens the back ends of some ranks. The configuration is that of an engine on any of them.
 func (d *Device) load(o *Options, rank, n int, now func() int64, log *slog.Logger) (cfg engine.Config, err error) {
-	d.Name, d.cards, d.cardClocks = embeddedName, o.cards(), map[int]cardClock{}
+	d.Name, d.clockID, d.cardClocks = embeddedName, o.ClockID, map[int]cardClock{}
 	if o.Model != "" {
 		d.Name = filepath.Base(o.Model)
 	}

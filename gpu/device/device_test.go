@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"meridian.internal/gpu/engine"
+	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
 )
 
@@ -170,6 +171,16 @@ func TestBothDevicesAnswerARequest(t *testing.T) {
 	}
 }
 
+func TestTheClockOfACardIsAgainstThatOfItsProcess(t *testing.T) {
+	known := func(local clock.ID) cardClock {
+		return func() (clock.Estimate, bool) { return clock.Estimate{Local: local, OffsetNS: 5}, local != "" }
+	}
+	d := &Device{clockID: "p", cardClocks: map[int]cardClock{4: known("d"), 2: known("b"), 3: known("")}}
+	if got, want := d.CardClocks(), []clock.Estimate{{Reference: "p", Local: "b", OffsetNS: 5}, {Reference: "p", Local: "d", OffsetNS: 5}}; !slices.Equal(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
 func TestKindsTellErrorsApart(t *testing.T) {
 	if k := Kind(errors.Join(errors.New("x"), engine.ErrQueueFull)); k != Busy {
 		t.Errorf("got %q", k)
@@ -187,6 +198,7 @@ func TestRanksHaveCardsInTurn(t *testing.T) {
 	}{
 		{1, 1, []int{3}, [][]int{{0}}}, {2, 1, []int{3, 5}, [][]int{{0}, {1}}}, {2, 2, []int{3, 5}, [][]int{{0, 1}, {0, 1}}},
 		{2, 2, []int{3, 5, 6, 7}, [][]int{{0, 1}, {2, 3}}}, {2, 3, []int{4}, [][]int{{0}, {0}}},
+		{2, 1, []int{5, 3}, [][]int{{1}, {0}}}, {3, 1, []int{5, 3, 5}, [][]int{{1}, {0}, {1}}},
 	} {
 		o := Options{Ranks: c.ranks, PP: c.pp, GPUs: c.gpus}
 		if got := o.rankCards(); !reflect.DeepEqual(got, c.want) {

@@ -49,10 +49,10 @@ func (d *Device) Static(node, clockID string) rows.Static {
 	return s
 }
 
-// WatchGPU opens what reads the cards that the device computes on; nil: it computes on none. An error is for good.
-func (d *Device) WatchGPU() (read func() ([]rows.GPU, error), err error) {
-	if d.Info.Device != "cuda" {
+// WatchGPU opens what reads the cards that the node computes on; nil: it computes on none. An error is for good.
+func (o *Options) WatchGPU() (read func() ([]rows.GPU, error), err error) {
+	if o.Device != "cuda" {
 		return nil, nil
 	}
-	return nvml.Open(d.cards, os.Getenv("CUDA_VISIBLE_DEVICES"))
+	return nvml.Open(o.cards(), os.Getenv("CUDA_VISIBLE_DEVICES"))
 }

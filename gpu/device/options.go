@@ -42,7 +42,7 @@ type Options struct {
 	KVHostMemory   Size          `help:"Memory of the host that keeps KV blocks which the device evicts, such as 4GiB; they are loaded again when a prompt needs them. 0: none." default:"0" name:"kv-host-memory"`
 	KVDisk         DirSize       `help:"Folder that keeps KV blocks beyond the life of the node, and how much, such as /var/lib/meridian/kv 100GiB. One node a folder; its ranks share it, each with files of its own. What another model has left there is discarded." name:"kv-disk" type:"pair" placeholder:"DIR SIZE"`
 	Ranks          int           `help:"Data-parallel ranks: each has a device of its own, its own KV and its own batch, of the sizes given here." default:"1"`
-	RankProcesses  bool          `help:"Each rank but the first is a process of its own, which the node starts and ends: one that crashes or hangs is named. cpu and sim."`
+	RankProcesses  bool          `help:"Each rank but the first is a process of its own, which the node starts and ends: one that crashes or hangs is named."`
 	Rank           int           `help:"This process is that rank of the node that started it." hidden:"" env:"-"`
 	RankDeadline   time.Duration `help:"Time that the slowest rank may come later to an iteration than the first; then it counts as lost." default:"30s"`
 	StepDeadline   time.Duration `help:"Time that a step may take; then the device counts as hung, and the node ends. Where steps lately took more than a tenth of it, ten times that." default:"1m"`
@@ -126,12 +126,13 @@ func (o *Options) cards() []int {
 	return o.GPUs
 }
 
-// rankCards are the cards of each rank, by their places in the list of cards.
+// rankCards are the cards of each rank, by their places among all in order: as WatchGPU reads them.
 func (o *Options) rankCards() [][]int {
 	cards := o.cards()
+	order := slices.Compact(slices.Sorted(slices.Values(cards)))
 	out := make([][]int, o.Ranks)
 	for i := range o.Ranks * o.PP {
-		if rank, card := i/o.PP, i%len(cards); !slices.Contains(out[rank], card) {
+		if rank, card := i/o.PP, slices.Index(order, cards[i%len(cards)]); !slices.Contains(out[rank], card) {
 			out[rank] = append(out[rank], card)
 		}
 	}
@@ -204,8 +205,6 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("--rank-deadline %s: must not be negative", o.RankDeadline)
 	case (o.WeightType == fp8 || o.KVType == fp8) && (o.Device != "cuda" || o.Deterministic):
 		return fmt.Errorf("--weight-type %s, --kv-type %s: fp8 is for --device cuda without --deterministic", o.WeightType, o.KVType)
-	case o.RankProcesses && o.Device == "cuda":
-		return fmt.Errorf("--rank-processes with --device cuda: %w", ErrUnavailable)
 	case o.Rank < 0 || o.Rank > 0 && o.Rank >= o.Ranks:
 		return fmt.Errorf("--rank %d: must be less than --ranks %d", o.Rank, o.Ranks)
 	case slices.Min(o.cards()) < 0:

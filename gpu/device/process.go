@@ -91,6 +91,6 @@ func ServeRank(ctx context.Context, o Options, steady *clock.Steady, addr string
 	}
 	return errors.Join(ranks.Serve(ctx, ranks.ServeOptions{
 		Options: ranks.Options{Engine: cfg, Backends: d.backends, Sink: o.Sink, Cards: o.rankCards(), Deadline: o.RankDeadline}, Rank: o.Rank, Ranks: o.Ranks,
-		Links: links, ClockID: o.ClockID, ClockAddr: addr,
+		Links: links, ClockID: o.ClockID, ClockAddr: addr, CardClocks: d.CardClocks,
 	}), d.Close())
 }

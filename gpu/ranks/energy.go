@@ -50,8 +50,9 @@ func (b *bill) of(rank int) (joules float64, ok bool) {
 	return b.joules[rank], true
 }
 
-// bills are those of the cards that several ranks use, by card.
-func (o *Options) bills() map[int]*bill {
+// bills are those of the cards that several ranks use, by card. If the ranks are processes (apart) nobody knows the tokens of all of them: nor what
+// is whose.
+func (o *Options) bills(apart bool) map[int]*bill {
 	out := map[int]*bill{}
 	if o.Sink.Energy == nil {
 		return out
@@ -61,7 +62,12 @@ func (o *Options) bills() map[int]*bill {
 		for _, card := range cards {
 			if users[card]++; users[card] == 2 {
 				out[card] = &bill{
-					read:   func() (float64, bool) { return o.Sink.Energy([]int{card}) },
+					read: func() (float64, bool) {
+						if apart {
+							return 0, false
+						}
+						return o.Sink.Energy([]int{card})
+					},
 					tokens: make([]int, len(o.Cards)), joules: make([]float64, len(o.Cards)),
 				}
 			}

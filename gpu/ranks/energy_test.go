@@ -4,13 +4,14 @@ import (
 	"slices"
 	"testing"
 
+	"meridian.internal/gpu/engine"
 	"meridian.internal/shared/rows"
 )
 
 func TestACardIsPaidByTheTokensOfItsRanks(t *testing.T) {
 	joules, known := 700.0, true
 	o := Options{Cards: [][]int{{0}, {0, 1}, {1}, {2}}, Sink: rows.Sink{Energy: func(cards []int) (float64, bool) { return joules, known }}}
-	bills := o.bills()
+	bills := o.bills(false)
 	b := bills[0]
 	if len(bills) != 2 || b == nil || bills[1] == nil {
 		t.Fatalf("bills of the cards %v, want of 0 and 1", bills)
@@ -40,6 +41,13 @@ func TestACardIsPaidByTheTokensOfItsRanks(t *testing.T) {
 	step("one ran", 10, [2]int{0, 3}, 6, 12)
 	step("it began anew", -500, [2]int{0, 0}, 6, 12)
 	step("and goes on", 1, [2]int{5, 0}, 7, 12)
+	for rank, want := range []bool{false, false, false, true} { // processes: only what no other uses can be told
+		cfg := engine.Config{Energy: func() (float64, bool) { return 1, true }}
+		o.share(&cfg, rank, o.bills(true))
+		if _, ok := cfg.Energy(); ok != want {
+			t.Errorf("the energy of rank %d, a process, is known: %t, want %t", rank, ok, want)
+		}
+	}
 	known = false
 	if j, ok := b.of(0); ok {
 		t.Errorf("%v J of a card that tells nothing", j)

@@ -81,7 +81,7 @@ func New(o Options) (*Group, error) {
 		g.cache = newCache(o.Engine.KVEvents, o.Engine.Epoch, o.Backends[0].Info())
 	}
 	g.hub = collective.New[engine.Word](n, o.Deadline)
-	bills := o.bills()
+	bills := o.bills(len(o.Remotes) > 0)
 	for rank, b := range o.Backends {
 		k, err := g.local(rank, o, b, bills)
 		if err != nil {
@@ -102,9 +102,9 @@ func New(o Options) (*Group, error) {
 
 // alike refuses a rank whose model or KV is another one: they come from the same options, but read the model's files each.
 func alike(a, b backend.Info) error {
-	if a.ModelHash != b.ModelHash || a.KVBlocks != b.KVBlocks || a.TokensPerBlock != b.TokensPerBlock || a.Numerics != b.Numerics {
-		return fmt.Errorf("ranks: it has model %s with %d KV blocks of %d tokens and numerics %q; rank 0 has %s, %d, %d, %q",
-			b.ModelHash, b.KVBlocks, b.TokensPerBlock, b.Numerics, a.ModelHash, a.KVBlocks, a.TokensPerBlock, a.Numerics)
+	if a.ModelHash != b.ModelHash || a.TokensPerBlock != b.TokensPerBlock || a.Numerics != b.Numerics {
+		return fmt.Errorf("ranks: it has model %s with KV blocks of %d tokens and numerics %q; rank 0 has %s, %d, %q",
+			b.ModelHash, b.TokensPerBlock, b.Numerics, a.ModelHash, a.TokensPerBlock, a.Numerics)
 	}
 	return nil
 }

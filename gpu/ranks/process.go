@@ -49,12 +49,13 @@ func (g *Group) abandon(err error) {
 
 // ServeOptions are those of a rank that is a process.
 type ServeOptions struct {
-	Options            // as the node has them; Backends is the rank's own
-	Rank      int      // 1 or more
-	Ranks     int      // of the node
-	ClockID   clock.ID // of the stamps
-	ClockAddr string   // where that clock answers
-	Links     remote.Links
+	Options                            // as the node has them; Backends is the rank's own
+	Rank       int                     // 1 or more
+	Ranks      int                     // of the node
+	ClockID    clock.ID                // of the stamps
+	ClockAddr  string                  // where that clock answers
+	CardClocks func() []clock.Estimate // of the clocks of the rank's cards to that clock; nil: they have none of their own
+	Links      remote.Links
 }
 
 // Serve runs the rank until its node ends it or is gone. The caller closes the back end.
@@ -62,13 +63,14 @@ func Serve(ctx context.Context, o ServeOptions) error {
 	if o.Deadline == 0 {
 		o.Deadline = DefaultDeadline
 	}
-	s := remote.NewServer(o.Links, o.Deadline, o.Engine.Now)
+	s := remote.NewServer(o.Links, remote.ServerOptions{Deadline: o.Deadline, Now: o.Engine.Now, Cards: o.CardClocks})
 	m := &member{rank: o.Rank, clock: string(o.ClockID)}
 	info := o.Backends[0].Info()
 	cfg, err := m.configure(o.Options, o.Ranks, info, collective.Join[engine.Word](o.Links.Rounds, o.Rank))
 	if err != nil {
 		return err
 	}
+	o.share(&cfg, o.Rank, o.bills(true))
 	if cfg.KVEvents = nil; cfg.PrefixReuse {
 		cfg.KVEvents = s.KVEvent
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"meridian.internal/gpu/engine"
+	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/kvevent"
 	"meridian.internal/shared/rows"
@@ -48,6 +49,7 @@ type Engine struct {
 	load    infer.Load
 	queued  int
 	taken   int64
+	cards   []clock.Estimate
 	tell    func(kvevent.Event)
 	untold  []kvevent.Event // that came before tell: what the rank has kept on disk
 }
@@ -140,6 +142,9 @@ func (e *Engine) hear(p *packet) {
 	e.heard.Store(true)
 	e.mu.Lock()
 	e.load, e.queued, e.taken = p.Load, p.Queued, p.Taken
+	if len(p.Cards) > 0 {
+		e.cards = p.Cards
+	}
 	e.mu.Unlock()
 	for i := range p.Items {
 		it := &p.Items[i]
@@ -262,6 +267,13 @@ func (e *Engine) Load() infer.Load {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.load
+}
+
+// CardClocks is what the rank said last of the clocks of its cards; their reference is its own clock. The list must not be changed.
+func (e *Engine) CardClocks() []clock.Estimate {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.cards
 }
 
 // Queued is the number of requests that never had a slot: what the rank said, and what it was given since.

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"meridian.internal/gpu/backend"
+	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/kvevent"
 	"meridian.internal/shared/rows"
@@ -80,7 +81,8 @@ type packet struct {
 	Hello   *Hello // the first one has it
 	Load    infer.Load
 	Queued  int
-	Taken   int64 // requests that the rank was given, as of Load
+	Taken   int64            // requests that the rank was given, as of Load
+	Cards   []clock.Estimate // of the clocks of its cards to its own, with a hello and with ends of sequences
 	Items   []item
 	Payload int // bytes that follow, of the answer to a read
 }

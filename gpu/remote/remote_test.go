@@ -18,6 +18,7 @@ import (
 	"meridian.internal/gpu/collective"
 	"meridian.internal/gpu/engine"
 	"meridian.internal/gpu/sim"
+	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/kvevent"
 	"meridian.internal/shared/rows"
@@ -46,6 +47,14 @@ func (nothing) Last(iter int64) []rows.Row      { return []rows.Row{{Iter: iter}
 
 func testNow() int64 { return time.Now().UnixNano() }
 
+// cardAt is what is known of the clock of a card at a burst.
+func cardAt(seq int64) clock.Estimate {
+	return clock.Estimate{
+		Reference: "r", Local: "a", OffsetNS: 1, SkewPPB: 2, SkewErrPPB: 3, EtaPPBPerS: 4, LowerNS: 5, UpperNS: 6, AtNS: 7, ValidFromNS: 8, VoidAfterNS: 9,
+		Seq: seq, State: clock.Synced, Transport: "mailbox", Via: "v", RTTNS: 10, Samples: 11,
+	}
+}
+
 // pipes are the two ends of a rank's links.
 func pipes(t testing.TB) (here, there Links) {
 	t.Helper()
@@ -73,7 +82,11 @@ func newRig(t *testing.T, deadline time.Duration, cfg engine.Config, dev sim.Con
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := NewServer(there, deadline, testNow)
+	asked := int64(0)
+	s := NewServer(there, ServerOptions{Deadline: deadline, Now: testNow, Cards: func() []clock.Estimate {
+		asked++ // on the goroutine that sends
+		return []clock.Estimate{cardAt(asked), {Local: "b"}}
+	}})
 	cfg.KVEvents, cfg.OnLoad = s.KVEvent, s.LoadChanged
 	cfg.Peers = &engine.Peers{
 		Member: alone(), Tell: func(*engine.Word, *engine.Iteration) {}, Hear: func([]engine.Word, *engine.Iteration) {},
@@ -180,6 +193,9 @@ func TestARequestIsThatOfAnEngine(t *testing.T) {
 	}
 	if n := r.Queued(); n != 0 {
 		t.Errorf("%d are queued", n)
+	}
+	if got, want := r.CardClocks(), []clock.Estimate{cardAt(2), {Local: "b"}}; !slices.Equal(got, want) { // asked for the hello and for the end
+		t.Errorf("the clocks of its cards are %+v, want %+v", got, want)
 	}
 	for name, c := range map[string]struct {
 		r    infer.Request
@@ -510,7 +526,7 @@ func FuzzNode(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := NewServer(there, time.Minute, testNow)
+		s := NewServer(there, ServerOptions{Deadline: time.Minute, Now: testNow})
 		e, err := engine.New(engine.Config{Now: testNow, Peers: &engine.Peers{Member: alone(), Hear: func([]engine.Word, *engine.Iteration) {}, Unsaid: func(*engine.Iteration) bool { return false }}}, d)
 		if err != nil {
 			t.Fatal(err)

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"meridian.internal/gpu/engine"
+	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/kvevent"
 	"meridian.internal/shared/rows"
@@ -22,7 +24,7 @@ type Server struct {
 	out    outbox
 	e      *engine.Engine
 	told   Teller
-	now    func() int64
+	o      ServerOptions
 
 	pumps sync.WaitGroup // goroutines that wait for the engine
 	stop  func()         // ends the engine
@@ -48,10 +50,17 @@ type hold struct {
 	h      *engine.Reservation // nil: it is waited for
 }
 
-// NewServer makes the server of a process. A node that takes nothing for the deadline hangs.
-func NewServer(l Links, deadline time.Duration, now func() int64) *Server {
+// ServerOptions are those of a server.
+type ServerOptions struct {
+	Deadline time.Duration           // a node that takes nothing for so long hangs
+	Now      func() int64            // the rank's steady clock in ns
+	Cards    func() []clock.Estimate // of the clocks of its cards to that; nil: they have none of their own
+}
+
+// NewServer makes the server of a process.
+func NewServer(l Links, o ServerOptions) *Server {
 	return &Server{
-		links: l, orders: newLink[packet, order](l.orders, deadline), kv: newLink[packet, order](l.kv, deadline), now: now,
+		links: l, orders: newLink[packet, order](l.orders, o.Deadline), kv: newLink[packet, order](l.kv, o.Deadline), o: o,
 		out: outbox{wake: make(chan struct{}, 1)}, ended: make(chan struct{}),
 		seqs: map[int64]*engine.Sequence{}, exports: map[int64]*engine.Export{}, holds: map[int64]*hold{},
 	}
@@ -123,6 +132,9 @@ func (s *Server) release() {
 func (s *Server) packet(h *Hello, items []item) *packet {
 	p := &packet{Hello: h, Items: items, Taken: s.out.taken.Load()}
 	p.Queued, p.Load = s.e.Queued(), s.e.Load()
+	if s.o.Cards != nil && (h != nil || slices.ContainsFunc(items, func(it item) bool { return it.Done != nil })) {
+		p.Cards = s.o.Cards()
+	}
 	return p
 }
 
@@ -216,7 +228,7 @@ func (s *Server) answer(o *order, it item) {
 func (s *Server) timed(o *order) infer.Request {
 	r := o.Request
 	if o.Left > 0 {
-		r.DeadlineNS = s.now() + o.Left.Nanoseconds()
+		r.DeadlineNS = s.o.Now() + o.Left.Nanoseconds()
 	}
 	return r
 }

@@ -60,12 +60,17 @@ func TestAnswersCarryTheStampsOfTheClock(t *testing.T) {
 	}
 }
 
-// TestARecordNamesTheClockOfItsRank where the rank has one of its own; rank 0 stamps with the node's.
+// TestARecordNamesTheClockOfItsRank where the rank has one of its own; rank 0 stamps with the node's. So do their cards.
 func TestARecordNamesTheClockOfItsRank(t *testing.T) {
 	f := newFake(t)
 	e := clock.Estimate{Reference: f.o.Steady.ID(), Local: "00000000000000dd.00000004", OffsetNS: 5, LowerNS: 3, UpperNS: 7, State: clock.Synced}
 	f.o.RankClock = func(rank int) (clock.Estimate, bool) { return e, rank == 1 }
-	for rank, want := range [][]phase.Clock{{{ID: f.o.Steady.ID(), Kind: "mono"}}, {{ID: f.o.Steady.ID(), Kind: "mono"}, {ID: e.Local, Kind: "rank", Estimate: &e}}} {
+	own := clock.Estimate{Reference: f.o.Steady.ID(), Local: "00000000000000aa.00000000", OffsetNS: 6, State: clock.Synced}
+	ranks := clock.Estimate{Reference: e.Local, Local: own.Local, OffsetNS: 7, State: clock.Synced} // one card
+	other := clock.Estimate{Reference: "00000000000000dd.00000005", Local: own.Local, OffsetNS: 8, State: clock.Synced}
+	f.o.CardClocks = func() []clock.Estimate { return []clock.Estimate{own, ranks, other} }
+	node := []phase.Clock{{ID: f.o.Steady.ID(), Kind: "mono"}, {ID: own.Local, Kind: "gpu", Estimate: &own}}
+	for rank, want := range [][]phase.Clock{node, append(node, phase.Clock{ID: e.Local, Kind: "rank", Estimate: &e}, phase.Clock{ID: ranks.Local, Kind: "gpu", Estimate: &ranks})} {
 		f.rank = &rank
 		resp, err := http.Post(f.srv.URL+"/v1/completions", "application/json", strings.NewReader(`{"model":"tiny","prompt":[5]}`))
 		if err != nil {
@@ -73,7 +78,7 @@ func TestARecordNamesTheClockOfItsRank(t *testing.T) {
 		}
 		resp.Body.Close()
 		rec := f.records[rank]
-		if !reflect.DeepEqual(rec.Clocks, want) || rec.Stamps.EngineClock != rank || *rec.DPRank != rank {
+		if !reflect.DeepEqual(rec.Clocks, want) || rec.Stamps.EngineClock != 2*rank || *rec.DPRank != rank {
 			t.Errorf("rank %d: clocks %+v, the engine's is %d", rank, rec.Clocks, rec.Stamps.EngineClock)
 		}
 	}

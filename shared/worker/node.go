@@ -54,7 +54,7 @@ type Options struct {
 	Registry          *prometheus.Registry // nil: no metrics
 	Steady            *clock.Steady
 	Adjusted          *clock.Adjusted
-	CardClocks        func() []clock.Estimate               // of the clocks of the devices' cards to Steady; nil: they have none of their own
+	CardClocks        func() []clock.Estimate               // of the clocks of the devices' cards to Steady, or to that of a rank; nil: they have none of their own
 	RankClock         func(rank int) (clock.Estimate, bool) // of the clock of a rank to Steady; false, nil: it is Steady
 	Logger            *slog.Logger
 	Version           string

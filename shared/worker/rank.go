@@ -23,26 +23,35 @@ type Rank struct {
 	Sink    rows.Sink // without Put
 }
 
-// RunRank makes it from the options of the node and calls serve, which lasts as long as the node wants. A signal that goes to all
-// processes of a node is for the node: it ends its ranks after the last request.
-func RunRank(ctx context.Context, f Flags, role phase.Role, log *slog.Logger, serve func(context.Context, *Rank) error) error {
+// RankOptions are those of the node, and what is known of its role.
+type RankOptions struct {
+	Flags
+	Role   phase.Role
+	GPUs   func() (read func() ([]rows.GPU, error), err error) // see hardware.Sampler.Watch
+	Logger *slog.Logger
+}
+
+// RunRank makes a rank and calls serve, which lasts as long as the node wants. A signal that goes to all processes of a node is for the
+// node: it ends its ranks after the last request.
+func RunRank(ctx context.Context, o RankOptions, serve func(context.Context, *Rank) error) error {
 	signal.Ignore(os.Interrupt, syscall.SIGTERM)
-	if err := f.Validate(); err != nil {
+	if err := o.Validate(); err != nil {
 		return err
 	}
-	steady, err := clock.New(f.Clock.Options())
+	steady, err := clock.New(o.Clock.Options())
 	if err != nil {
 		return err
 	}
-	cluster, err := f.ClusterFlags.Open()
+	cluster, err := o.ClusterFlags.Open()
 	if err != nil {
 		return err
 	}
-	h := hardware.New(hardware.Options{Logger: log})
+	h := hardware.New(hardware.Options{Logger: o.Logger})
+	h.Watch(o.GPUs)
 	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var sampling sync.WaitGroup
 	sampling.Go(func() { _ = h.Run(inner) })
 	defer sampling.Wait()
 	defer cancel()
-	return serve(inner, &Rank{Steady: steady, Cluster: cluster, Sink: f.sink(f.nameOf(role), h, log)})
+	return serve(inner, &Rank{Steady: steady, Cluster: cluster, Sink: o.sink(o.nameOf(o.Role), h, o.Logger)})
 }

@@ -4,6 +4,7 @@ import (
 	"net/http"
 
 	"meridian.internal/shared/api"
+	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/ledger"
 	"meridian.internal/shared/phase"
@@ -17,17 +18,25 @@ func (n *Node) newRecord(o origin) *phase.Record {
 		Probe: o.probe, Style: "aggregated", Model: n.o.Model.Name,
 		Clocks: []phase.Clock{{ID: n.o.Steady.ID(), Kind: "mono"}},
 	}
-	if n.o.CardClocks != nil {
-		for _, e := range n.o.CardClocks() {
-			e.Reference = n.o.Steady.ID()
-			rec.Clocks = append(rec.Clocks, phase.Clock{ID: e.Local, Kind: "gpu", Estimate: &e})
-		}
-	}
+	n.addCards(rec, n.o.Steady.ID())
 	if ns, ok := n.o.Adjusted.Offset(o.receivedNS); ok {
 		rec.PushedOffsetNS = &ns
 	}
 	rec.Stamps.ReceiveNS = &o.receivedNS
 	return rec
+}
+
+// addCards adds the clocks of the cards that a process computes on, which has this clock.
+func (n *Node) addCards(rec *phase.Record, process clock.ID) {
+	if n.o.CardClocks == nil {
+		return
+	}
+	for _, e := range n.o.CardClocks() {
+		if e.Reference.Instance() == process.Instance() {
+			e.Reference = process
+			rec.Clocks = append(rec.Clocks, phase.Clock{ID: e.Local, Kind: "gpu", Estimate: &e})
+		}
+	}
 }
 
 // reject publishes the record of a request that was refused before it became a leg.
@@ -85,6 +94,7 @@ func (a *attempt) fillReport(r infer.Report) {
 		if e, ok := f(*r.Rank); ok {
 			s.EngineClock = len(rec.Clocks)
 			rec.Clocks = append(rec.Clocks, phase.Clock{ID: e.Local, Kind: "rank", Estimate: &e})
+			a.n.addCards(rec, e.Local)
 		}
 	}
 	rec.Chunks, rec.EnergyJ = r.Chunks, r.EnergyJ
