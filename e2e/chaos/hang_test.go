@@ -33,12 +33,15 @@ func TestADeviceThatHangsIsGivenUp(t *testing.T) {
 		name string
 		node string
 		args []string
+		what string
 	}{
-		{"a generation node", "gen0", hang},
-		{"a context node", "ctx0", []string{"--sim-fault-hang-at=8", "--step-deadline=1s", "--max-batch-size=1"}}, // a step for each prompt
-		{"a node of ranks", "gen0", append(hang, "--ranks=2")},
-		{"a node of ranks that are processes", "gen0", append(hang, "--ranks=2", "--rank-processes")},
-		{"a node of stages", "gen0", append(hang, "--pp=2")},
+		{"a generation node", "gen0", hang, "step "},
+		{"a context node", "ctx0", []string{"--sim-fault-hang-at=8", "--step-deadline=1s", "--max-batch-size=1"}, "step "}, // a step for each prompt
+		{"a node of ranks", "gen0", append(hang, "--ranks=2"), "step "},
+		{"a node of ranks that are processes", "gen0", append(hang, "--ranks=2", "--rank-processes"), "step "},
+		{"a node of stages", "gen0", append(hang, "--pp=2"), "step "},
+		{"a generation node, in a copy of KV", "gen0", []string{"--sim-fault-hang-copy-at=12", "--step-deadline=1s"}, "a copy of KV"},
+		{"a context node, in a copy of KV", "ctx0", []string{"--sim-fault-hang-copy-at=12", "--step-deadline=1s"}, "a copy of KV"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := start(t, cluster.Config{Ctx: 2, Gen: 2, NoClocksync: true, RouterArgs: []string{"--policy=round_robin", "--schedule=generation_first"}, Places: map[string]cluster.Place{c.node: {Args: c.args}}})
@@ -60,7 +63,7 @@ func TestADeviceThatHangsIsGivenUp(t *testing.T) {
 					t.Errorf("request %d: %v", len(flights)-1, err)
 				}
 			}
-			r.gone(t, r.Find(c.node), "the device hangs: step ")
+			r.gone(t, r.Find(c.node), "the device hangs: "+c.what)
 			for _, v := range r.nodes(t) {
 				if v.Name == c.node && v.State == "ready" {
 					t.Errorf("%s is still ready", v.Name)

@@ -205,7 +205,7 @@ func (d *Device) openPart(o Options, p part, room room, now func() int64) (backe
 				Step: part * float64(c.Step), PrefillToken: part * float64(c.PrefillToken), Decode: part * float64(c.Decode),
 				KVToken: part * float64(c.KVToken), CopyByte: c.CopyByte,
 			},
-			Fail: c.hang(),
+			Fail: hangAt(c.FaultHangAt), FailCopy: hangAt(c.FaultHangCopyAt),
 		})
 	}
 	return cpu.New(m, cpu.Options{
@@ -222,13 +222,13 @@ func (o *Options) threads() int {
 	return max(1, runtime.GOMAXPROCS(0)/(o.Ranks*o.PP))
 }
 
-// hang is the fault that --sim-fault-hang-at asks for; nil: none.
-func (c *Sim) hang() func(iter int64) error {
-	if c.FaultHangAt == 0 {
+// hangAt is the fault that --sim-fault-hang-at asks for, or --sim-fault-hang-copy-at; nil: none.
+func hangAt(at int64) func(n int64) error {
+	if at == 0 {
 		return nil
 	}
-	return func(iter int64) error {
-		if iter == c.FaultHangAt {
+	return func(n int64) error {
+		if n == at {
 			select {}
 		}
 		return nil

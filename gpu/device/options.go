@@ -62,13 +62,14 @@ type Options struct {
 
 // Sim is the cost model of --device sim.
 type Sim struct {
-	Step         time.Duration `help:"Time of every step." default:"2ms"`
-	PrefillToken time.Duration `help:"Time of a prompt token in a step." default:"20us"`
-	Decode       time.Duration `help:"Time of a sequence that decodes in a step." default:"100us"`
-	KVToken      time.Duration `help:"Time of a token of KV that a step reads." default:"0s" name:"kv-token"`
-	CopyByte     float64       `help:"Nanoseconds of a byte of KV copied in or out." default:"0"`
-	Shallow      bool          `help:"Compute a token from its predecessor's KV alone: cheaper with long contexts, but lost KV goes mostly unseen."`
-	FaultHangAt  int64         `help:"Test mode: the step of this number never ends." placeholder:"STEP"`
+	Step            time.Duration `help:"Time of every step." default:"2ms"`
+	PrefillToken    time.Duration `help:"Time of a prompt token in a step." default:"20us"`
+	Decode          time.Duration `help:"Time of a sequence that decodes in a step." default:"100us"`
+	KVToken         time.Duration `help:"Time of a token of KV that a step reads." default:"0s" name:"kv-token"`
+	CopyByte        float64       `help:"Nanoseconds of a byte of KV copied in or out." default:"0"`
+	Shallow         bool          `help:"Compute a token from its predecessor's KV alone: cheaper with long contexts, but lost KV goes mostly unseen."`
+	FaultHangAt     int64         `help:"Test mode: the step of this number never ends." placeholder:"STEP"`
+	FaultHangCopyAt int64         `help:"Test mode: the copy of KV of this number, out or in, never ends." placeholder:"COPY"`
 }
 
 // Size is a number of bytes, written as 1048576, 1024KiB, 1MiB or 1GiB.

@@ -112,26 +112,27 @@ type Engine struct {
 	prof *profile.Profiler // nil: none
 
 	// Owned by the goroutine of loop.
-	pool      *kv.Pool   // of the layers that see everything; its windows are those of the others
-	windows   []*kv.Pool // in the order of info.Windows
-	full      bool       // there are layers that see everything; otherwise the blocks of pool have no bytes and are not counted
-	tiers     tiers
-	sched     *sched.Scheduler
-	flights   []*flight // submitted steps, oldest first; at most depth
-	idle      []*flight // step buffers to reuse
-	iter      int64
-	exports   map[*Export]struct{}
-	deadline  int64 // the earliest of anything, 0 for none
-	failures  int   // failed steps in a row
-	interval  Iteration
-	log       batchLog
-	meter     meter
-	missed    int64 // of the pool's totals, as of the last admission
-	eventSeq  int64
-	timer     *time.Timer
-	drainDone bool
-	step      lockstep // with Peers
-	watch     watch
+	pool       *kv.Pool   // of the layers that see everything; its windows are those of the others
+	windows    []*kv.Pool // in the order of info.Windows
+	full       bool       // there are layers that see everything; otherwise the blocks of pool have no bytes and are not counted
+	tiers      tiers
+	sched      *sched.Scheduler
+	flights    []*flight // submitted steps, oldest first; at most depth
+	idle       []*flight // step buffers to reuse
+	iter       int64
+	exports    map[*Export]struct{}
+	deadline   int64 // the earliest of anything, 0 for none
+	failures   int   // failed steps in a row
+	interval   Iteration
+	log        batchLog
+	meter      meter
+	missed     int64 // of the pool's totals, as of the last admission
+	eventSeq   int64
+	timer      *time.Timer
+	drainDone  bool
+	step       lockstep // with Peers
+	watch      watch
+	submitting *flight // inside Submit
 
 	commands mailbox
 	queued   atomic.Int64 // accepted requests that never had a slot

@@ -88,8 +88,8 @@ func (x *Export) Read(ctx context.Context, span infer.Span, dst []byte) error {
 	if err != nil {
 		return err
 	}
-	c := x.s.e.b.CopyOut(regions, dst)
-	<-c.Done()
+	c := x.s.e.watch.begun(x.s.e.b.CopyOut(regions, dst))
+	x.s.e.watch.await(c)
 	x.leave()
 	if c.Err != nil {
 		return fmt.Errorf("copy kv %+v out: %w", span, c.Err)

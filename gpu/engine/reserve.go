@@ -120,8 +120,8 @@ func (h *Reservation) install(ctx context.Context, span infer.Span, size int, be
 	if err != nil {
 		return 0, err
 	}
-	c := begin(Regions(nil, h.s.e.info, h.tables, span))
-	<-c.Done()
+	c := h.s.e.watch.begun(begin(Regions(nil, h.s.e.info, h.tables, span)))
+	h.s.e.watch.await(c)
 	h.mu.Lock()
 	h.copies--
 	if c.Err == nil {

@@ -68,7 +68,11 @@ func (e *Engine) submit() bool {
 		if len(e.flights) == 0 {
 			e.watch.begins(f, now)
 		}
-		f.step = e.b.Submit(&f.batch)
+		e.submitting = f
+		call := e.watch.enter()
+		step := e.b.Submit(&f.batch)
+		e.watch.leave(call)
+		e.submitting, f.step = nil, step
 	}
 	if f.traced.on {
 		f.traced.submitNS = e.cfg.Now()

@@ -168,9 +168,12 @@ func (t *tiers) running(group int, tier kvevent.Tier) int {
 // store copies a device block to data, and then does what keeps it.
 func (e *Engine) store(m kv.Move, data []byte, keep func() error) {
 	e.tiers.out[m] = struct{}{}
+	call := e.watch.enter()
 	c := e.b.CopyOut(e.whole(m), data)
+	e.watch.leave(call)
+	e.watch.begun(c)
 	go func() {
-		<-c.Done()
+		e.watch.await(c)
 		err := c.Err
 		if err == nil {
 			err = keep()
@@ -197,7 +200,10 @@ func (e *Engine) onboard(s *Sequence) {
 	copies, keeps := make([]*backend.Copy, len(s.q.Loads)), make([]kv.Kept, len(s.q.Loads))
 	for i, m := range s.q.Loads {
 		if m.Tier == kvevent.Host {
+			call := e.watch.enter()
 			copies[i] = e.b.CopyIn(e.whole(m), e.tiers.slot(m))
+			e.watch.leave(call)
+			e.watch.begun(copies[i])
 		} else {
 			keeps[i] = e.pool.Group(m.Group).Keep(m)
 		}
@@ -212,7 +218,7 @@ func (e *Engine) onboard(s *Sequence) {
 				c, err = e.read(loads[i], keeps[i])
 			}
 			if c != nil { // also after a failure: the copy names a block
-				<-c.Done()
+				e.watch.await(c)
 				err = c.Err
 			}
 			switch {
@@ -242,7 +248,7 @@ func (e *Engine) read(m kv.Move, k kv.Kept) (*backend.Copy, error) {
 	if err := e.tiers.disk[m.Group].Read(k, data); err != nil {
 		return nil, err
 	}
-	return e.b.CopyIn(e.whole(m), data), nil
+	return e.watch.begun(e.b.CopyIn(e.whole(m), data)), nil
 }
 
 // closeTiers waits, at the end of loop, for the copies between the tiers: they name blocks and memory.

@@ -4,11 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"meridian.internal/gpu/backend"
 )
 
-// ErrHung is returned by Run when the device does not end a step.
+// ErrHung is returned by Run when the device does not end a step, a copy of KV or a call.
 var ErrHung = errors.New("engine: the device hangs")
 
 const (
@@ -20,8 +25,10 @@ const (
 	paceMemory = 64
 	// looksInDeadline is how often the watch looks in the shortest time that a step may take.
 	looksInDeadline = 16
-	// stuckWait is how long the loop may take to hear of a step that hangs. After it the loop hangs too.
+	// stuckWait is how long the loop may take to hear that the device hangs. After it the loop hangs too.
 	stuckWait = time.Second
+	// taken is watch.calls of an engine that was ended while its loop was in a call.
+	taken = -1
 )
 
 // pace is how long steps take: in proportion to their tokens and stepTokens more, as the slowest of the last ones did. It is pure.
@@ -50,16 +57,18 @@ func (p *pace) limit(tokens int) time.Duration {
 	return max(p.least, time.Duration(stepSlack*p.perNS*float64(tokens+stepTokens)))
 }
 
-// watch sees that the device does not end a step. The engine's goroutine says what runs; another one looks at it, so that it
-// also sees an engine that waits inside a call of the back end.
+// watch sees that the device does not end a step, a copy of KV or a call of the back end. Whoever waits for these says so; another
+// goroutine looks at them.
 type watch struct {
 	pace  pace          // owned by the engine's goroutine, as since is
 	since int64         // when the oldest step in flight became that, in ns
-	hung  chan struct{} // closed when a step takes too long
-	err   error         // why; to be read when hung is closed
+	hung  chan struct{} // closed when something takes too long
+	err   error         // what; to be read when hung is closed
+	calls atomic.Int64  // of the back end that the loop has begun and ended: odd while it is in one
 
-	mu     sync.Mutex // guards oldest
+	mu     sync.Mutex // guards the fields below
 	oldest running
+	copies []*backend.Copy // that have not ended, in the order in which they were queued
 }
 
 // running is a step on the device.
@@ -85,6 +94,39 @@ func (w *watch) begins(f *flight, now int64) {
 	w.mu.Unlock()
 }
 
+// begun says that a copy was queued; await must follow.
+func (w *watch) begun(c *backend.Copy) *backend.Copy {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.copies = append(w.copies, c)
+	return c
+}
+
+// await waits for a copy that has begun.
+func (w *watch) await(c *backend.Copy) {
+	<-c.Done()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	i := slices.Index(w.copies, c)
+	w.copies = slices.Delete(w.copies, i, i+1)
+}
+
+// enter comes before a call of the back end by the loop. Until leave the engine may be ended by Run.
+func (w *watch) enter() (call int64) { return w.calls.Add(1) }
+
+// leave comes after the call. If the engine was ended meanwhile nothing of it is the loop's any more, and the goroutine ends here.
+func (w *watch) leave(call int64) {
+	if !w.calls.CompareAndSwap(call, call+1) {
+		runtime.Goexit()
+	}
+}
+
+// take makes the engine the caller's if the loop is in a call.
+func (w *watch) take() bool {
+	call := w.calls.Load()
+	return call%2 == 1 && w.calls.CompareAndSwap(call, taken)
+}
+
 // watched takes note that the oldest step has ended.
 func (e *Engine) watched(f *flight, now int64) {
 	w := &e.watch
@@ -98,14 +140,31 @@ func (e *Engine) watched(f *flight, now int64) {
 	w.begins(e.flights[0], now)
 }
 
-// run looks until ctx ends, or a step hangs. It counts its looks and not the time between them: while the process was stopped
-// the device had no chance.
+// stare is how long the same thing has been seen, zero being none.
+type stare[T comparable] struct {
+	at    T
+	lasts time.Duration
+}
+
+// sees takes in a look at a thing after some time.
+func (s *stare[T]) sees(thing T, after time.Duration) time.Duration {
+	var none T
+	if thing == none || thing != s.at {
+		*s = stare[T]{at: thing}
+		return 0
+	}
+	s.lasts += after
+	return s.lasts
+}
+
+// run looks until ctx ends, or something hangs. It counts its looks and not the time between them: while the process was stopped
+// the device had no chance. Copies and calls may take as long as the step beside them.
 func (w *watch) run(ctx context.Context) {
 	every := max(w.pace.least/looksInDeadline, time.Millisecond)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	var seen int64
-	var lasts time.Duration
+	var step, call stare[int64]
+	var copying stare[*backend.Copy]
 	for {
 		select {
 		case <-ctx.Done():
@@ -114,24 +173,37 @@ func (w *watch) run(ctx context.Context) {
 		}
 		w.mu.Lock()
 		r := w.oldest
+		var c *backend.Copy
+		if len(w.copies) > 0 {
+			c = w.copies[0]
+		}
 		w.mu.Unlock()
-		if r.iter == 0 || r.iter != seen {
-			seen, lasts = r.iter, 0
+		in := w.calls.Load()
+		if in%2 == 0 {
+			in = 0
+		}
+		beside := max(w.pace.least, r.limit)
+		stepLasts, copyLasts, callLasts := step.sees(r.iter, every), copying.sees(c, every), call.sees(in, every)
+		switch {
+		case stepLasts > 0 && stepLasts >= r.limit:
+			w.err = fmt.Errorf("%w: step %d of %d sequences and %d tokens has not ended after %v", ErrHung, r.iter, r.sequences, r.tokens, stepLasts)
+		case copyLasts >= beside:
+			w.err = fmt.Errorf("%w: a copy of KV has not ended after %v", ErrHung, copyLasts)
+		case callLasts >= beside:
+			w.err = fmt.Errorf("%w: its back end has not come back after %v", ErrHung, callLasts)
+		default:
 			continue
 		}
-		if lasts += every; lasts >= r.limit {
-			w.err = fmt.Errorf("%w: step %d of %d sequences and %d tokens has not ended after %v", ErrHung, r.iter, r.sequences, r.tokens, lasts)
-			close(w.hung)
-			return
-		}
+		close(w.hung)
+		return
 	}
 }
 
 // Run is the loop. It returns when ctx ends, after the work in flight, with nil; or when the device is lost, with its
 // error. All sequences, exports and reservations then have ended with ErrStopped. It may be called once.
 //
-// A device that hangs is lost too, whether or not the step comes back: nothing is known of what it will do with the memory
-// of those that have ended. If it holds the loop itself, inside a call, Run returns without it, and nothing else has ended.
+// A device that hangs is lost too, whether or not it comes back: nothing is known of what it will do with the memory of those that
+// have ended. If it holds the loop itself, inside a call, Run ends all in its place. A copy that hangs still holds who waits for it.
 func (e *Engine) Run(ctx context.Context) error {
 	looking, blind := context.WithCancel(context.Background())
 	var looks sync.WaitGroup
@@ -151,6 +223,14 @@ func (e *Engine) Run(ctx context.Context) error {
 	case err := <-ended:
 		return err
 	case <-stuck.C:
-		return fmt.Errorf("%w, and so does the engine", e.watch.err)
 	}
+	err := fmt.Errorf("%w, and so does the engine", e.watch.err)
+	if !e.watch.take() {
+		return err // it holds the loop in something else: nothing has ended
+	}
+	if f := e.submitting; f != nil {
+		f.step = backend.NewStep(f.batch.Iter)
+		e.flights = append(e.flights, f)
+	}
+	return e.stop(err)
 }

@@ -66,10 +66,10 @@ func hangs(at int64, cost sim.Cost) (dev sim.Config, letGo func()) {
 func TestADeviceThatHangsEndsTheEngine(t *testing.T) {
 	for _, overlap := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			dev, letGo := hangs(5, sim.Cost{Step: 1e6, CopyByte: 1e18})
-			r := newRig(t, Config{MaxBatchSize: 2, Overlap: overlap, StepDeadline: 2 * time.Second, PrefixReuse: true, HostKVBytes: 1 << 20}, dev)
+			dev, letGo := hangs(5, sim.Cost{Step: 1e6})
+			r := newRig(t, Config{MaxBatchSize: 2, Overlap: overlap, StepDeadline: 2 * time.Second}, dev)
 			r.runs = ErrHung
-			r.run(request(40, 9, 1)) // its blocks are on their way to the host for ever
+			r.run(request(40, 9, 1))
 			begin := time.Now()
 			var open []*Sequence
 			for i := range int32(3) { // the last one waits
@@ -100,41 +100,153 @@ func TestADeviceThatHangsEndsTheEngine(t *testing.T) {
 	}
 }
 
-// stuck is a device that does not come back from Submit.
-type stuck struct {
-	backend.Backend
-	held chan struct{}
+// TestACopyThatHangsEndsTheEngine: steps go on, and nothing else says that the device hangs.
+func TestACopyThatHangsEndsTheEngine(t *testing.T) {
+	ctx := context.Background()
+	never := sim.Cost{Step: 1e6, CopyByte: 1e11}
+	for _, c := range []struct {
+		name string
+		cfg  Config
+		copy func(r *rig)
+	}{
+		{"to host memory", Config{PrefixReuse: true, HostKVBytes: 1 << 20}, func(r *rig) { r.run(request(40, 9, 1)) }},
+		{"to another node", Config{}, func(r *rig) {
+			s, err := r.Submit(contextOnly(40))
+			if err != nil {
+				t.Fatal(err)
+			}
+			span, err := s.Export().NextSpan(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() { _ = s.Export().Read(ctx, span, make([]byte, SpanBytes(r.Info(), span))) }()
+		}},
+		{"from another node", Config{}, func(r *rig) {
+			h, span := r.reserve(generation(40, 1, 5)), infer.Span{LayerTo: 4, TokenTo: 40}
+			go func() { _ = h.Write(ctx, span, make([]byte, SpanBytes(r.Info(), span))) }()
+		}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c.cfg.StepDeadline = 2 * time.Second
+			r := newRig(t, c.cfg, sim.Config{Cost: never})
+			r.runs = ErrHung
+			c.copy(r)
+			begin := time.Now()
+			s, err := r.Submit(request(20, 3, 8000))
+			if err != nil {
+				t.Fatal(err)
+			}
+			res := r.finish(s)
+			if took := time.Since(begin); took < 1900*time.Millisecond || took > 2500*time.Millisecond {
+				t.Errorf("%s: a request ended after %v, want 2 to 2.5 s", c.name, took)
+			}
+			if err := res.done.Err; !errors.Is(err, ErrStopped) || !errors.Is(err, ErrHung) || !strings.Contains(err.Error(), "a copy of KV has not ended") {
+				t.Errorf("%s: a request ended with %v", c.name, err)
+			}
+		})
+	}
 }
 
-func (s stuck) Submit(b *backend.Batch) *backend.Step {
-	<-s.held
+// TestSlowCopiesAreNoHang: each takes less than the deadline, all of them more; and one takes as long as a slow step may.
+func TestSlowCopiesAreNoHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const block = 4096 // bytes
+		r := newRig(t, Config{StepDeadline: time.Second, PrefixReuse: true, HostKVBytes: 1 << 20}, sim.Config{Cost: sim.Cost{Step: 1e6, CopyByte: 9e8 / block}})
+		r.run(request(320, 1, 1))
+		time.Sleep(20 * time.Second)
+		r.run(request(20, 2, 1))
+		r.stop()
+		r = newRig(t, Config{StepDeadline: time.Second, Overlap: true, PrefixReuse: true, HostKVBytes: 1 << 20}, sim.Config{Cost: sim.Cost{Step: 2e9, CopyByte: 4e9 / block}})
+		long, err := r.Submit(request(20, 2, 10)) // it fills no block
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.run(request(40, 1, 3)) // its block is copied while the other runs
+		if res := r.finish(long); res.done.Reason != infer.FinishLength {
+			t.Errorf("beside a slow copy: done %+v", res.done)
+		}
+	})
+}
+
+// stuck is a device that does not come back from a call.
+type stuck struct {
+	backend.Backend
+	submits int // that do
+	copies  bool
+	held    chan struct{}
+}
+
+func (s *stuck) Submit(b *backend.Batch) *backend.Step {
+	if s.submits--; s.submits < 0 {
+		<-s.held
+	}
 	return s.Backend.Submit(b)
 }
 
-func TestAnEngineThatHangsInItsDeviceIsSeen(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		now := clock()
-		d, err := sim.New(sim.Config{Now: now})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := stuck{d, make(chan struct{})}
-		e, err := New(Config{Now: now, StepDeadline: time.Second}, s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := e.Submit(request(20, 1, 5)); err != nil {
-			t.Fatal(err)
-		}
-		if err := e.Run(context.Background()); !errors.Is(err, ErrHung) {
-			t.Errorf("Run: %v, want ErrHung", err)
-		}
-		close(s.held)
-		<-e.stopped
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+func (s *stuck) CopyOut(regions []backend.Region, dst []byte) *backend.Copy {
+	if s.copies {
+		<-s.held
+	}
+	return s.Backend.CopyOut(regions, dst)
+}
+
+// TestAnEngineThatHangsInItsDeviceEndsItsRequests: the loop is inside a call, and all else has ended when Run returns.
+func TestAnEngineThatHangsInItsDeviceEndsItsRequests(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		submits int
+		copies  bool
+		want    string
+	}{
+		{"the first step", 0, false, "step 1 of 2 sequences"},
+		{"a step beside another", 4, false, "the device hangs"},
+		{"a copy", 1000, true, "its back end has not come back"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			now := clock()
+			d, err := sim.New(sim.Config{Now: now, Cost: sim.Cost{Step: 1e6}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := &stuck{d, c.submits, c.copies, make(chan struct{})}
+			e, err := New(Config{Now: now, StepDeadline: time.Second, Overlap: true, MaxBatchSize: 2, PrefixReuse: true, HostKVBytes: 1 << 20}, s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var open []*Sequence
+			for i := range int32(3) { // the last one waits
+				s, err := e.Submit(request(40, i, 50))
+				if err != nil {
+					t.Fatal(err)
+				}
+				open = append(open, s)
+			}
+			begin := time.Now()
+			if err := e.Run(context.Background()); !errors.Is(err, ErrHung) {
+				t.Errorf("%s: Run: %v, want ErrHung", c.name, err)
+			}
+			if took := time.Since(begin); took > 5*time.Second { // the first step may take 3.5
+				t.Errorf("%s: Run took %v, want what a step may take and a second", c.name, took)
+			}
+			if c.copies {
+				open = open[2:] // a block is copied when the others have ended
+			}
+			for _, s := range open {
+				res, err := drain(s)
+				if why := res.done.Err; err != nil || !errors.Is(why, ErrStopped) || !errors.Is(why, ErrHung) || !strings.Contains(why.Error(), c.want) || res.done.Report.FinishedNS == 0 {
+					t.Errorf("%s: a request ended with %+v, %v", c.name, res.done, err)
+				}
+			}
+			if n := e.LeakedBlocks(); n != 0 {
+				t.Errorf("%s: %d blocks have no owner", c.name, n)
+			}
+			close(s.held) // a call that comes back changes nothing
+			synctest.Wait()
+			if err := errors.Join(e.Check(), d.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }
 
 // TestSlowStepsAreNoHang: steps that take many times the least deadline, and a rest between them.
@@ -149,4 +261,10 @@ func TestSlowStepsAreNoHang(t *testing.T) {
 			time.Sleep(time.Hour)
 		}
 	})
+}
+
+func contextOnly(n int) infer.Request {
+	r := request(n, 1, 5)
+	r.Kind = infer.ContextOnly
+	return r
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"meridian.internal/gpu/backend"
@@ -39,10 +40,11 @@ type Config struct {
 	MaxSlots       int           // (256)
 	Cost           Cost
 	// Shallow reads the KV of the previous token only: cheaper with long contexts, and damage goes mostly unseen.
-	Shallow bool
-	Now     func() int64           // steady clock in ns, for stamps and the timeline; required
-	Fail    func(iter int64) error // fails a step, for tests of what a fault does; may be nil
-	Sleep   func(time.Duration)    // (time.Sleep)
+	Shallow  bool
+	Now      func() int64           // steady clock in ns, for stamps and the timeline; required
+	Fail     func(iter int64) error // fails a step, for tests of what a fault does; may be nil
+	FailCopy func(n int64) error    // likewise the n-th copy of KV, out or in
+	Sleep    func(time.Duration)    // (time.Sleep)
 	// Exact waits for timers of the kernel instead of Sleep, where there are some: time.Sleep of a process that has nothing else
 	// to do ends up to 1 ms late. Not for synctest, whose time such a timer does not know.
 	Exact bool
@@ -109,7 +111,8 @@ type Device struct {
 	cfg    Config
 	memory memory
 	wg     sync.WaitGroup
-	timers []*timer // none unless Exact
+	copies atomic.Int64 // begun
+	timers []*timer     // none unless Exact
 }
 
 // New starts a device.
@@ -178,6 +181,11 @@ func (d *Device) copyAll(q *backend.Queue[backend.CopyJob], sleep func(time.Dura
 		j.Run(d.cfg.Now, func(regions []backend.Region, data []byte) error {
 			if err := d.memory.check(regions, len(data)); err != nil {
 				return err
+			}
+			if n := d.copies.Add(1); d.cfg.FailCopy != nil {
+				if err := d.cfg.FailCopy(n); err != nil {
+					return err
+				}
 			}
 			if cost := time.Duration(d.cfg.Cost.CopyByte * float64(len(data))); cost > 0 {
 				sleep(cost)
