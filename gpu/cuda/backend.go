@@ -177,8 +177,8 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 		return
 	}
 	ready, queued := make(chan *flight, flights), make(chan *flight, flights)
-	for range flights {
-		f, flightErr := newFlight(c)
+	for i := range flights {
+		f, flightErr := newFlight(c, i)
 		err = firstOf(err, flightErr)
 		ready <- f
 	}
@@ -200,7 +200,7 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 		f.batch, f.step = s.Batch, s.Step
 		if f.events, f.err = b.events.Take(f.batch.Iter); f.err == nil {
 			if f.err = d.run(f); f.err != nil {
-				_ = d.wait() // what was queued of it may still use the flight's memory; its error is in f.err, or comes with the next step
+				_ = errors.Join(d.uploads.wait(), d.wait()) // what was queued of it may still use the flight's memory; its error is in f.err, or comes with the next step
 			}
 		}
 		queued <- f

@@ -38,20 +38,22 @@ type device struct {
 	counts, last address // (slot, vocab), (slot)
 	merged       address // (rows, KV heads): splits of attention that have ended
 	fixed        []address
-	meta         buffer // the description of the step
-	hidden       buffer // (rows, hidden) float32: the residual stream
-	normed       buffer // (rows, hidden)
-	qkv          buffer // (rows, QKV)
-	mixed        buffer // (rows, heads * head size): output of attention
-	gateUp       buffer // (rows, 2 * intermediate)
-	gated        buffer // (rows, intermediate)
-	partial      buffer // (rows, heads, splits, head size + 2) float32
-	logits       buffer // (wanted, vocab) float32
-	work         buffer // (entries, vocab) float32
-	wide         buffer // a matrix of eight bits in bfloat16, for products of many rows
-	squares      buffer // (rows, hidden / 16) float32, of the fused products
-	peaks        buffer // (wanted, slices) of 8 bytes
-	logprobs     buffer // (wanted, 1 + maxTop, 2)
+	metas        [flights]buffer // descriptions of steps, one for each flight
+	meta         *buffer         // that of the step that is being queued
+	uploads      *stream         // by which they come, beside the step before
+	hidden       buffer          // (rows, hidden) float32: the residual stream
+	normed       buffer          // (rows, hidden)
+	qkv          buffer          // (rows, QKV)
+	mixed        buffer          // (rows, heads * head size): output of attention
+	gateUp       buffer          // (rows, 2 * intermediate)
+	gated        buffer          // (rows, intermediate)
+	partial      buffer          // (rows, heads, splits, head size + 2) float32
+	logits       buffer          // (wanted, vocab) float32
+	work         buffer          // (entries, vocab) float32
+	wide         buffer          // a matrix of eight bits in bfloat16, for products of many rows
+	squares      buffer          // (rows, hidden / 16) float32, of the fused products
+	peaks        buffer          // (wanted, slices) of 8 bytes
+	logprobs     buffer          // (wanted, 1 + maxTop, 2)
 }
 
 const (
@@ -94,11 +96,15 @@ func newDevice(c *context, m *model.Model, info backend.Info, o Options, now fun
 		most: o.MaxTokens, slots: make([]infer.Sampling, info.MaxSlots), checked: make([]int64, info.MaxSlots), graphs: map[graphKey]uintptr{},
 		onward: &hiddenPool{context: c, least: 4 * o.MaxTokens * info.Hidden}, reached: map[uintptr]bool{},
 	}
+	d.meta = &d.metas[0]
 	defer func() { // another device of this process may keep the card's context, and with it what would be left here
 		if err != nil {
 			err = errors.Join(err, d.close())
 		}
 	}()
+	if d.uploads, err = c.newStream(); err != nil {
+		return nil, err
+	}
 	if d.bf16 {
 		if d.blas, err = openBLAS(c); err != nil {
 			return nil, err
@@ -182,7 +188,7 @@ const (
 
 func (d *device) buffers() []*buffer {
 	return []*buffer{
-		&d.meta, &d.hidden, &d.normed, &d.qkv, &d.mixed, &d.gateUp, &d.gated, &d.partial, &d.logits, &d.work, &d.squares, &d.peaks, &d.logprobs, &d.wide,
+		&d.metas[0], &d.metas[1], &d.hidden, &d.normed, &d.qkv, &d.mixed, &d.gateUp, &d.gated, &d.partial, &d.logits, &d.work, &d.squares, &d.peaks, &d.logprobs, &d.wide,
 	}
 }
 
@@ -203,7 +209,7 @@ func (d *device) reserve(rows, wanted, entries int) error {
 		b *buffer
 		n int
 	}{
-		{&d.meta, 4 * len(d.desc.words)},
+		{&d.metas[0], 4 * len(d.desc.words)}, {&d.metas[1], 4 * len(d.desc.words)},
 		{&d.hidden, 4 * rows * c.Hidden}, {&d.normed, e * max(rows, wanted, maxFused) * c.Hidden}, {&d.qkv, e * rows * qkv},
 		{&d.mixed, e * rows * c.Heads * c.HeadSize}, {&d.gateUp, e * rows * 2 * c.Intermediate},
 		{&d.gated, e * rows * c.Intermediate}, {&d.partial, 4 * min(rows, maxGraphRows) * c.Heads * maxSplits * (c.HeadSize + 2)},
@@ -252,6 +258,10 @@ func (d *device) close() error {
 	}
 	d.keep(d.onward.close())
 	d.keep(d.do("cuModuleUnload", d.kernels.module))
-	d.keep(d.do("cuStreamDestroy_v2", d.handle))
+	for _, s := range []*stream{d.uploads, d.stream} {
+		if s != nil && s.handle != 0 {
+			d.keep(d.do("cuStreamDestroy_v2", s.handle))
+		}
+	}
 	return d.taken()
 }

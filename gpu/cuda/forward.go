@@ -119,7 +119,11 @@ func (d *device) attention(i, window int, p pass, rotate bool) {
 	c, meta := d.config, uint64(d.meta.at)
 	if p.untiled > 0 && d.kernels.has.grouped {
 		l := &d.weights.layers[i]
-		d.launch("attendGroup", grid{x: c.KVHeads, y: p.rows, z: p.splits, threads: 128, shared: groupShared(c.HeadSize)}, meta, uint64(d.qkv.at),
+		name, depth := "attendGroup", groupDepth
+		if p.splits == 1 && c.KVHeads*p.rows <= d.cores {
+			name, depth = "attendFew", fewDepth
+		}
+		d.launch(name, grid{x: c.KVHeads, y: p.rows, z: p.splits, threads: 128, shared: groupShared(c.HeadSize, depth)}, meta, uint64(d.qkv.at),
 			uint64(d.kvOf(i)), d.scalesOf(i), uint64(d.mixed.at), uint64(d.partial.at), uint64(d.merged), number(d.place(i)), number(window), flag(p.graph),
 			flag(rotate), uint64(l.qkvBias), uint64(l.qNorm), uint64(l.kNorm), uint64(d.weights.turns))
 	} else if p.untiled > 0 {
@@ -206,6 +210,9 @@ func (d *device) splits(rows, longest int) int {
 	blocks, least := 1024, 64 // blocks that fill the card, and tokens that are worth one
 	if d.kernels.has.grouped {
 		blocks, least = 3*d.cores/2, 128
+		if n := rows * d.config.KVHeads; n <= d.cores && n > d.cores*7/8 {
+			return 1 // rings of many tiles do better
+		}
 	}
 	n := 1
 	for n < maxSplits && rows*d.config.KVHeads*n < blocks && longest > least*n {

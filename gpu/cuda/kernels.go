@@ -5,6 +5,7 @@ package cuda
 import (
 	_ "embed" // the kernels' source
 	"fmt"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -91,8 +92,10 @@ func (f features) tileRows(headSize int) int {
 
 const thinShared = 8 * 5 * 2048 // RING of kernels/thin.cu
 
-// groupShared is four rings of kernels/decode.cu.
-func groupShared(headSize int) int { return 4 * 3 * 4 * 16 * headSize }
+// groupShared is four rings of kernels/decode.cu, of so many tiles.
+func groupShared(headSize, depth int) int { return 4 * depth * 4 * 16 * headSize }
+
+const groupDepth, fewDepth = 3, 6
 
 // hopperShared is what Hopper's prefill kernel needs: a tile of Q, stages of K and V, and room to align them.
 func hopperShared(headSize int) int {
@@ -103,19 +106,20 @@ func hopperShared(headSize int) int {
 	return 2*headSize*(64*consumers(headSize)+stages*2*128) + 1024
 }
 
-// productRows are the rows that the kernels of kernels/products.cu are there for.
-var productRows = []int{8, 16, 32, 64}
+// productShape is a kernel of kernels/products.cu: for up to so many rows, with rings of so many stages.
+type productShape struct{ rows, split, pair int }
+
+var productShapes = []productShape{{16, 10, 10}, {32, 8, 6}, {64, 5, 5}}
+
+// productShapeOf is the one for a number of rows.
+func productShapeOf(rows int) productShape {
+	i := slices.IndexFunc(productShapes, func(s productShape) bool { return rows <= s.rows })
+	return productShapes[i]
+}
 
 // splitShared is a ring of 64 outputs and of the rows, 64 of k each, and room to align it; pairShared likewise, of twice 64 outputs.
-func splitShared(rows int) int {
-	stages := map[int]int{8: 10, 16: 10, 32: 8, 64: 6}[rows]
-	return stages*128*(64+rows) + 1024
-}
-
-func pairShared(rows int) int {
-	stages := map[int]int{8: 6, 16: 6, 32: 6, 64: 5}[rows]
-	return stages*128*(2*64+rows) + 1024
-}
+func (s productShape) splitShared() int { return s.split*128*(64+s.rows) + 1024 }
+func (s productShape) pairShared() int  { return s.pair*128*(2*64+s.rows) + 1024 }
 
 // boxTokens is how many tokens of a KV block the copy engine brings at a time; 0: blocks are not made for it.
 func boxTokens(perBlock int) int {
@@ -141,7 +145,7 @@ func (f features) names(headSize int) map[string]int {
 		out["prefill"] = 0
 	}
 	if f.grouped {
-		out["attendGroup"] = groupShared(headSize)
+		out["attendGroup"], out["attendFew"] = groupShared(headSize, groupDepth), groupShared(headSize, fewDepth)
 	}
 	if f.kv8 {
 		out["kvScales"] = 0
@@ -151,9 +155,9 @@ func (f features) names(headSize int) map[string]int {
 		out["product8x32"], out["product8x64"] = manyShared, manyShared
 	}
 	if f.split {
-		for _, rows := range productRows {
-			out[fmt.Sprint("splitAdd", rows)], out[fmt.Sprint("splitPlain", rows)] = splitShared(rows), splitShared(rows)
-			out[fmt.Sprint("pair", rows)] = pairShared(rows)
+		for _, s := range productShapes {
+			out[fmt.Sprint("splitAdd", s.rows)], out[fmt.Sprint("splitPlain", s.rows)] = s.splitShared(), s.splitShared()
+			out[fmt.Sprint("pair", s.rows)] = s.pairShared()
 		}
 	}
 	if f.thin {

@@ -160,4 +160,7 @@ func (s *stream) recordOutside(e event) error {
 
 func (s *stream) record(e event) error { return s.do("cuEventRecord", uintptr(e), s.handle) }
 
+// follow lets what is queued from now on wait for an event of another stream.
+func (s *stream) follow(e event) error { return s.do("cuStreamWaitEvent", s.handle, uintptr(e), 0) }
+
 func (c *context) waitEvent(e event) error { return c.do("cuEventSynchronize", uintptr(e)) }

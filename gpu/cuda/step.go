@@ -19,7 +19,9 @@ type flight struct {
 	batch   *backend.Batch
 	step    *backend.Step
 	err     error // the step was not queued
+	index   int   // of its description among the device's
 	meta    pinned
+	there   event // recorded when the description is on the card
 	results pinned
 	lps     pinned
 	hidden  *onCard           // what a stage that is not the last leaves for the next one
@@ -33,13 +35,16 @@ type flight struct {
 	tops    []int // by entry: log probabilities asked for, -1: none
 }
 
-func newFlight(c *context) (*flight, error) {
-	f := &flight{context: c}
+func newFlight(c *context, index int) (*flight, error) {
+	f := &flight{context: c, index: index}
 	var err error
 	for i := range f.marks {
 		if f.marks[i], err = c.newTimer(); err != nil {
 			return f, err
 		}
+	}
+	if f.there, err = c.newEvent(); err != nil {
+		return f, err
 	}
 	f.done, err = c.newEvent()
 	return f, err
@@ -47,7 +52,7 @@ func newFlight(c *context) (*flight, error) {
 
 func (f *flight) close() error {
 	errs := []error{}
-	for _, e := range append(append(f.layers, f.done), f.marks[:]...) {
+	for _, e := range append(append(f.layers, f.done, f.there), f.marks[:]...) {
 		if e != 0 {
 			errs = append(errs, f.do("cuEventDestroy_v2", uintptr(e)))
 		}
@@ -61,7 +66,7 @@ func (f *flight) close() error {
 // run queues a step and does not wait for it.
 func (d *device) run(f *flight) error {
 	b := f.batch
-	f.sentNS, f.used = d.now(), 0
+	f.sentNS, f.used, d.meta = d.now(), 0, &d.metas[f.index]
 	if err := d.check(b); err != nil {
 		return err
 	}
@@ -105,7 +110,7 @@ func (d *device) passOf(f *flight) pass {
 	return p
 }
 
-// send copies the description, and the hidden states of the stage before, to the card.
+// send copies the description to the card while the step before may still run, and the hidden states of the stage before.
 func (d *device) send(f *flight) error {
 	n := 4 * len(d.desc.words)
 	if err := d.growPinned(&f.results, resultsHead+4*f.desc.wanted); err != nil {
@@ -116,7 +121,7 @@ func (d *device) send(f *flight) error {
 		return err
 	}
 	copy(f.meta.bytes(), view(d.desc.words))
-	if err := d.upload(d.meta.at, f.meta.at, n); err != nil {
+	if err := firstOf(d.uploads.upload(d.meta.at, f.meta.at, n), d.uploads.record(f.there), d.follow(f.there)); err != nil {
 		return err
 	}
 	if d.info.Stage.First == 0 {

@@ -2,20 +2,25 @@
 
 package cuda
 
-import (
-	"fmt"
-	"os"
-	"strconv"
-)
+import "fmt"
 
 const (
 	maxThin  = 16 // up to how many rows kernels/thin.cu has fused products for
-	maxFused = 64 // and kernels/products.cu
+	maxFused = 64 // and kernels/products.cu, which is slower for fewer than leastSplit
+
+	leastSplit = 9
 )
 
 // fuses tells whether a decode step of so many rows runs by fused products.
 func (d *device) fuses(rows int) bool {
-	return d.kernels.has.split && rows <= maxFused || d.kernels.has.thin && rows <= maxThin
+	return d.splitsProducts(rows) || d.kernels.has.thin && rows <= maxThin
+}
+
+// splitsProducts tells whether it does so by kernels/products.cu: where all blocks of a product find room on the card at once.
+func (d *device) splitsProducts(rows int) bool {
+	c, room := d.config, 2*d.cores
+	outputs := max(c.Hidden, (c.Heads+2*c.KVHeads)*c.HeadSize)
+	return d.kernels.has.split && rows >= leastSplit && rows <= maxFused && outputs/productOutputs*splitBlocks <= room && c.Intermediate/productOutputs <= room
 }
 
 // thin queues the stage's layers, and the head behind the last one, for a decode step of few rows: five kernels a layer. The stream, its copy
@@ -28,7 +33,7 @@ func (d *device) thin(p pass) {
 	d.launch("embedThin", grid{x: p.rows, threads: 128}, meta, uint64(d.weights.embed), uint64(d.last), uint64(layers[0].attnNorm),
 		uint64(d.hidden.at), uint64(d.normed.at), uint64(d.squares.at))
 	add, gate := d.thinAdd, d.thinGate
-	splits := d.kernels.has.split && p.rows >= leastSplit
+	splits := d.splitsProducts(p.rows)
 	if splits {
 		add, gate = d.splitAdd, d.pair
 	}
@@ -91,37 +96,27 @@ func (d *device) thinProduct(kind string, p pass, w matrix, f fused) {
 		number(p.rows), uint64(f.squares), uint64(f.a), uint64(f.b), uint64(f.out), uint64(d.weights.turns), number(f.layer))
 }
 
-const productOutputs = 64 // that four warps of kernels/products.cu make
+const (
+	productOutputs = 64 // that four warps of kernels/products.cu make
+	splitBlocks    = 4  // that share k
+)
 
 func (d *device) splitAdd(p pass, w matrix, f fused) { d.split("splitAdd", p, w, f) }
 
 // split queues a product whose k four blocks share.
 func (d *device) split(kind string, p pass, w matrix, f fused) {
-	const blocks = 4
-	d.hopperProduct(kind, p, w, f, grid{x: w.n / productOutputs * blocks, threads: 160, shared: splitShared(productRow(p.rows)), cluster: blocks})
+	d.hopperProduct(kind, p, w, f, grid{x: w.n / productOutputs * splitBlocks, threads: 160, shared: productShapeOf(p.rows).splitShared(), cluster: splitBlocks})
 }
 
 // pair queues the product with gates and ups.
 func (d *device) pair(p pass, w matrix, f fused) {
-	d.hopperProduct("pair", p, w, f, grid{x: w.n / 2 / productOutputs, threads: 288, shared: pairShared(productRow(p.rows))})
+	d.hopperProduct("pair", p, w, f, grid{x: w.n / 2 / productOutputs, threads: 288, shared: productShapeOf(p.rows).pairShared()})
 }
 
 func (d *device) hopperProduct(kind string, p pass, w matrix, f fused, g grid) {
-	rows := productRow(p.rows)
+	rows := productShapeOf(p.rows).rows
 	d.describeRows(0, w.at, w.n, w.k, productOutputs)
 	d.describeRows(1, f.x, p.rows, w.k, rows)
 	g.maps = 2
 	d.launch(fmt.Sprint(kind, rows), g, uint64(d.meta.at), number(w.n), number(w.k), number(p.rows), uint64(f.squares), uint64(f.a), uint64(f.b), uint64(f.out))
 }
-
-// productRow is for how many rows the kernels are that do a product of so many.
-func productRow(rows int) int {
-	for _, n := range productRows {
-		if rows <= n {
-			return n
-		}
-	}
-	return 0
-}
-
-var leastSplit = func() int { n, _ := strconv.Atoi(os.Getenv("LEAST_SPLIT")); return max(n, 1) }()

@@ -4,8 +4,6 @@
 #if BF16 && (HS == 64 || HS == 128) && GROUP <= 16
 #define WT 16                    // tokens that a warp takes at a time
 #define WARP_TILE (4 * WT * HS)  // bytes of their K and V
-#define DEPTH 3                  // of a warp's ring
-#define RESIDENT (256 / HS)      // blocks that a multiprocessor holds, so that some read while others begin or end
 #define RAW_TILE (2 * WT * HS * (int)sizeof(KV))  // bytes of them as they are stored
 
 struct Walk {
@@ -177,11 +175,12 @@ __device__ __forceinline__ void writeKV(const Fresh& f, const Row* row, const in
   }
 }
 
-// attendGroup: grid (KV head, row, split), 128 threads. partial is (row, head, split, HS + 2), done (row, KV head) of
-// zeros, which stay zeros. With early, KV before the row's own position is there before the kernel before has ended. With
+// attendRows: grid (KV head, row, split), 128 threads; a warp's ring has DEPTH tiles. partial is (row, head, split, HS + 2), done (row, KV
+// head) of zeros, which stay zeros. With early, KV before the row's own position is there before the kernel before has ended. With
 // rotate, this kernel also does what rope does, for entries of one row.
-extern "C" __global__ void __launch_bounds__(128, RESIDENT) attendGroup(const int* meta, const T* qkv, KV* kv, const float* scales, T* out, float* partial, int* done, int layer, int window, int early,
-                                                                 int rotate, const T* bias, const T* qnorm, const T* knorm, const float2* turns) {
+template <int DEPTH>
+__device__ __forceinline__ void attendRows(const int* meta, const T* qkv, KV* kv, const float* scales, T* out, float* partial, int* done, int layer, int window, int early,
+                                            int rotate, const T* bias, const T* qnorm, const T* knorm, const float2* turns) {
   Fresh fresh = {rotate, bias, qnorm, knorm, turns};
   extern __shared__ __align__(128) char tiles[];
   FIRST;
@@ -319,4 +318,13 @@ extern "C" __global__ void __launch_bounds__(128, RESIDENT) attendGroup(const in
     out[(size_t)r * HEADS * HS + (kvHead * GROUP + head) * HS + e] = narrow(v / ll);
   }
 }
+
+#define ATTEND(name, RESIDENT, DEPTH)                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(128, RESIDENT) name(const int* meta, const T* qkv, KV* kv, const float* scales, T* out, float* partial,    \
+                                                                   int* done, int layer, int window, int early, int rotate, const T* bias,               \
+                                                                   const T* qnorm, const T* knorm, const float2* turns) {                                \
+    attendRows<DEPTH>(meta, qkv, kv, scales, out, partial, done, layer, window, early, rotate, bias, qnorm, knorm, turns);                               \
+  }
+ATTEND(attendGroup, 256 / HS, 3)  // blocks that a multiprocessor holds, so that some read while others begin or end
+ATTEND(attendFew, 1, 6)           // for no more blocks than there are multiprocessors; the depths are also known to the host
 #endif

@@ -34,6 +34,9 @@ __device__ __forceinline__ void barrierWait(u32 b, int parity) {
 // seen lets the asynchronous instructions see what ordinary stores and copies wrote.
 __device__ __forceinline__ void seen() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// prefetch has the copy engine read a map that it will soon need.
+__device__ __forceinline__ void prefetch(const Map* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
 // bring* begin to copy the box of a map that begins at (x, y[, z]); b counts its bytes.
 __device__ __forceinline__ void bring2(u32 to, const Map* map, int x, int y, u32 b) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(b)

@@ -1,5 +1,16 @@
 // The element-wise parts of a layer. The residual stream is float in both modes.
 
+#if BF16
+__device__ __forceinline__ void spread(float* out, uint4 v) {
+  const u32* p = &v.x;
+#pragma unroll
+  for (int i = 0; i < 4; i++) { out[2 * i] = __uint_as_float(p[i] << 16); out[2 * i + 1] = __uint_as_float(p[i] & 0xffff0000u); }
+}
+__device__ __forceinline__ uint4 gather(const float* v) {
+  return make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
+}
+#endif
+
 // embed fills the stream with the rows of the embedding.
 extern "C" __global__ void embed(const int* meta, const T* table, const int* last, float* stream) {
   BEGIN;
@@ -82,14 +93,6 @@ extern "C" __global__ void kvScales(const void* qkv, const float* rows, const T*
 // A thread turns eight pairs; grid (row, pieces of 256 threads).
 #define TURNERS (HS / 16)  // threads of a head
 
-__device__ __forceinline__ void spread(float* out, uint4 v) {
-  const u32* p = &v.x;
-#pragma unroll
-  for (int i = 0; i < 4; i++) { out[2 * i] = __uint_as_float(p[i] << 16); out[2 * i + 1] = __uint_as_float(p[i] & 0xffff0000u); }
-}
-__device__ __forceinline__ uint4 gather(const float* v) {
-  return make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
-}
 __device__ __forceinline__ uint2 gather8(const float* v, float scale) {
   u32 w[2] = {};
 #pragma unroll

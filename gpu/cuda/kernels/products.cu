@@ -4,18 +4,11 @@
 // asked for before the kernel before has ended.
 #if HOPPER && BF16 && HIDDEN % 64 == 0 && HEADS * HS % 64 == 0 && INTER % 64 == 0
 #define SPLIT 4                                                      // blocks that share k; also known to the host
-#define SPLIT_STAGES(N) (N <= 16 ? 10 : N == 32 ? 8 : 6)             // of the ring, likewise
-#define PAIR_STAGES(N) (N <= 32 ? 6 : 5)                             // likewise
+#define SPLIT_STAGES(N) (N == 16 ? 10 : N == 32 ? 8 : 5)   // of the ring, likewise
+#define PAIR_STAGES(N) (N == 16 ? 10 : N == 32 ? 6 : 5)                               // likewise
 
 // mmaRows adds a product of 16 of k, 64 outputs by N rows, to d, or sets d if add is 0.
 template <int N> __device__ __forceinline__ void mmaRows(float* d, u64 a, u64 b, int add);
-template <> __device__ __forceinline__ void mmaRows<8>(float* d, u64 a, u64 b, int add) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %6, 0; "
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, 0; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "l"(a), "l"(b), "r"(add));
-}
 template <> __device__ __forceinline__ void mmaRows<16>(float* d, u64 a, u64 b, int add) {
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %10, 0; "
@@ -45,15 +38,17 @@ template <> __device__ __forceinline__ void mmaRows<64>(float* d, u64 a, u64 b, 
       : "l"(a), "l"(b), "r"(add));
 }
 
-// clusterBarrier waits for all threads of the cluster, and lets them see what the others wrote.
-__device__ __forceinline__ void clusterBarrier() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+// clusterArrive and clusterWait are the halves of a barrier of all threads of the cluster, behind which they see what the others wrote.
+__device__ __forceinline__ void clusterArrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void clusterWait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// atBlock is where `at` of one's own shared memory is in that of a block of the cluster, and give writes there.
+__device__ __forceinline__ u32 atBlock(u32 at, int block) {
+  u32 a;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(at), "r"(block));
+  return a;
 }
-// ofBlock reads the shared memory of a block of the cluster, at the place that `at` is in one's own.
-__device__ __forceinline__ float ofBlock(u32 at, int block) {
-  float v;
-  asm volatile("{ .reg .u32 a; mapa.shared::cluster.u32 a, %1, %2; ld.shared::cluster.f32 %0, [a]; }" : "=f"(v) : "r"(at), "r"(block) : "memory");
-  return v;
+__device__ __forceinline__ void give(u32 at, float x, float y) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
 }
 
 // Ring is where a block's weights and inputs are: SLOTS stages of `boxes` times 64 outputs, and of N rows, 64 of k each.
@@ -83,6 +78,7 @@ template <int N, int SLOTS, int BOXES> struct Feed {
       for (int b = 0; b < BOXES; b++) bring2(stage(i) + b * W, weights, (first + step * i) * 64, outputs[b], full + i % SLOTS * 8);
     };
     auto input = [&](int i) { bring2(stage(i) + BOXES * W, inputs, (first + step * i) * 64, 0, full + i % SLOTS * 8); };
+    prefetch(inputs);
     const int early = min(SLOTS, chunks);
     for (int i = 0; i < early; i++) weight(i);
     AFTER;
@@ -124,18 +120,19 @@ __device__ __forceinline__ float rowScale(const float* squares, int row) {
 }
 
 // split: grid (n / 64 * SPLIT), clusters of SPLIT blocks, 160 threads: four warps multiply, the fifth asks for what they need. k is split over the
-// blocks of a cluster; then each adds what they have for 16 of the 64 outputs. weights is (k, outputs), inputs (k, rows). Without ADDS, out is
+// blocks of a cluster; each gives what it has for 16 of the 64 outputs to the block that adds these. weights is (k, outputs), inputs (k, rows). Without ADDS, out is
 // the product of the inputs' norm, of which squares is known; with it, it is the stream, to which the product is added, next gets it times
 // the weight of the norm, and squares its squares.
 template <int N, bool ADDS> __device__ __forceinline__ void split(const Map* weights, const Map* inputs, const int* meta, int n, int k, int rows, float* squares, const T* norm, T* next, void* out) {
-  constexpr int PART = 68;  // outputs of a row of sums, and a shift of banks
   extern __shared__ __align__(1024) char feeds[];
   __shared__ u64 barriers[2 * SPLIT_STAGES(N)];
+  __shared__ __align__(8) float parts[SPLIT][16][N + 2];  // of each block: outputs, rows, and a shift of banks
   FIRST;
   const int lane = threadIdx.x & 31, warp = together(threadIdx.x / 32), rank = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT * 64;
   const int chunks = (k / 64 - rank + SPLIT - 1) / SPLIT;
   Feed<N, SPLIT_STAGES(N), 1> ring;
   ring.begin(feeds, barriers, 4);
+  clusterArrive();
   float held[N / 8];  // of the stream, or the factors of the rows; read early
   const int m = threadIdx.x % 16, at = tile + rank * 16 + m;
   int live = 0;
@@ -152,19 +149,21 @@ template <int N, bool ADDS> __device__ __forceinline__ void split(const Map* wei
     }
     float d[N / 2];
     ring.multiply(d, 0, chunks);
-    asm volatile("bar.sync 1, 128;" ::: "memory");  // all have read the ring
-    float* part = (float*)(feeds + (ring.at - sharedAt(feeds))) + warp * 16 + (lane >> 2);
+    clusterWait();  // all blocks are there
+    const u32 to = atBlock(sharedAt(&parts[rank][lane >> 2][2 * (lane & 3)]), warp);
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) part[(i / 4 * 8 + 2 * (lane & 3) + (i & 1)) * PART + (i & 2) * 4] = d[i];
+    for (int i = 0; i < N / 2; i += 2) give(to + ((i & 2) * 4 * (N + 2) + i / 4 * 8) * 4, d[i], d[i + 1]);
   }
-  clusterBarrier();
+  if (warp == 4) clusterWait();
+  clusterArrive();
+  clusterWait();
   if (warp < 4) {
 #pragma unroll
     for (int q = 0; q < N / 8; q++) {
       int row = threadIdx.x / 16 + 8 * q;
       float h = ADDS ? held[q] : 0.f;
 #pragma unroll
-      for (int block = 0; block < SPLIT; block++) h += ofBlock(ring.at + (row * PART + rank * 16 + m) * 4, block);
+      for (int block = 0; block < SPLIT; block++) h += parts[block][m][row];
       if (!ADDS) {
         if (row < live) ((T*)out)[(size_t)row * n + at] = narrow(h * held[q]);
         continue;
@@ -178,7 +177,6 @@ template <int N, bool ADDS> __device__ __forceinline__ void split(const Map* wei
       if (m == 0) squares[(size_t)row * (HIDDEN / 16) + at / 16] = s;
     }
   }
-  clusterBarrier();  // the others have read
 }
 
 // pair is silu(gate) * up: grid (INTER / 64), 288 threads. Four warps multiply with gates and four with ups; the ninth asks for what they
@@ -237,7 +235,6 @@ template <int N> __device__ __forceinline__ void pair(const Map* weights, const 
                                                                const int* meta, int n, int k, int rows, float* squares, const T*, T*, T* out) {   \
     pair<N>(&weights, &inputs, meta, rows, squares, out);                                                                                         \
   }
-PRODUCTS(8)
 PRODUCTS(16)
 PRODUCTS(32)
 PRODUCTS(64)

@@ -224,14 +224,26 @@ extern "C" __global__ void embedThin(const int* meta, const T* table, const int*
   int token = row->token < 0 ? last[row->slot] : row->token;
   const T* from = table ? table + (size_t)token * HIDDEN : table;
   for (int i = threadIdx.x * 16; i < HIDDEN; i += blockDim.x * 16) {
-    float s = 0.f;
+    float v[16], w[16], s = 0.f;
+    float4* own = (float4*)(stream + (size_t)r * HIDDEN + i);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      spread(w + 8 * j, ((const uint4*)(weight + i))[j]);
+      if (from) spread(v + 8 * j, ((const uint4*)(from + i))[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      float4 p = from ? make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]) : own[j];
+      if (from) own[j] = p;
+      v[4 * j] = p.x; v[4 * j + 1] = p.y; v[4 * j + 2] = p.z; v[4 * j + 3] = p.w;
+    }
 #pragma unroll
     for (int j = 0; j < 16; j++) {
-      float v = from ? widen(from[i + j]) : stream[(size_t)r * HIDDEN + i + j];
-      if (from) stream[(size_t)r * HIDDEN + i + j] = v;
-      x[(size_t)r * HIDDEN + i + j] = narrow(v * widen(weight[i + j]));
-      s = fmaf(v, v, s);
+      s = fmaf(v[j], v[j], s);
+      v[j] *= w[j];
     }
+#pragma unroll
+    for (int j = 0; j < 2; j++) ((uint4*)(x + (size_t)r * HIDDEN + i))[j] = gather(v + 8 * j);
     squares[(size_t)r * (HIDDEN / 16) + i / 16] = s;
   }
 }
