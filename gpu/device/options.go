@@ -45,7 +45,7 @@ type Options struct {
 	RankProcesses  bool          `help:"Each rank but the first is a process of its own, which the node starts and ends: one that crashes or hangs is named."`
 	Rank           int           `help:"This process is that rank of the node that started it." hidden:"" env:"-"`
 	RankDeadline   time.Duration `help:"Time that the slowest rank may come later to an iteration than the first; then it counts as lost." default:"30s"`
-	StepDeadline   time.Duration `help:"Time that a step may take; then the device counts as hung, and the node ends. Where steps lately took more than a tenth of it, ten times that." default:"1m"`
+	StepDeadline   time.Duration `help:"Time that a step, or a copy of KV, may take; then the device counts as hung, and the node ends. Where steps lately took more than a tenth of it, ten times that." default:"1m"`
 	PP             int           `help:"Pipeline stages of each rank: each has a device that owns a part of the layers, and they work on different steps at the same time." default:"1" name:"pp"`
 	Overlap        bool          `help:"Prepare the next step while the device runs one." default:"true" negatable:""`
 	PrefixReuse    bool          `help:"Reuse the KV of prompts that begin alike." default:"true" negatable:""`

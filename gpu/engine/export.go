@@ -79,7 +79,8 @@ func (x *Export) next() (span infer.Span, ok bool, err error) {
 }
 
 // Read copies a span that NextSpan returned to dst, which has SpanBytes bytes: for each block of the span in token order
-// the canonical layout of backend.Region. It waits for the copy also when ctx ends, because the device writes to dst.
+// the canonical layout of backend.Region. It waits for the copy also when ctx ends, because the device writes to dst; not for a
+// device that hangs.
 func (x *Export) Read(ctx context.Context, span infer.Span, dst []byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -89,10 +90,10 @@ func (x *Export) Read(ctx context.Context, span infer.Span, dst []byte) error {
 		return err
 	}
 	c := x.s.e.watch.begun(x.s.e.b.CopyOut(regions, dst))
-	x.s.e.watch.await(c)
+	err = x.s.e.watch.await(c)
 	x.leave()
-	if c.Err != nil {
-		return fmt.Errorf("copy kv %+v out: %w", span, c.Err)
+	if err != nil {
+		return fmt.Errorf("copy kv %+v out: %w", span, err)
 	}
 	return nil
 }

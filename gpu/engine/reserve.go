@@ -89,7 +89,7 @@ func (h *Reservation) Tokens() int { return h.s.base }
 func (h *Reservation) QueuedNS() int64 { return h.s.report.QueuedNS }
 
 // Write installs the KV of a span from its canonical bytes (see Export.Read) and returns when it is copied, also when ctx
-// ends, because the device reads src. Spans may come in any order; what is Held must not be written.
+// ends, because the device reads src; not when that hangs. Spans may come in any order; what is Held must not be written.
 func (h *Reservation) Write(ctx context.Context, span infer.Span, src []byte) error {
 	_, err := h.install(ctx, span, len(src), func(to []backend.Region) *backend.Copy { return h.s.e.b.CopyIn(to, src) })
 	return err
@@ -121,10 +121,10 @@ func (h *Reservation) install(ctx context.Context, span infer.Span, size int, be
 		return 0, err
 	}
 	c := h.s.e.watch.begun(begin(Regions(nil, h.s.e.info, h.tables, span)))
-	h.s.e.watch.await(c)
+	err = h.s.e.watch.await(c)
 	h.mu.Lock()
 	h.copies--
-	if c.Err == nil {
+	if err == nil {
 		h.spans = append(h.spans, span)
 	}
 	over := h.copies == 0 && h.err != nil
@@ -132,8 +132,8 @@ func (h *Reservation) install(ctx context.Context, span infer.Span, size int, be
 	if over {
 		h.s.e.post(func() { h.s.e.release(h, infer.Done{}) })
 	}
-	if c.Err != nil {
-		return 0, fmt.Errorf("copy kv %+v in: %w", span, c.Err)
+	if err != nil {
+		return 0, fmt.Errorf("copy kv %+v in: %w", span, err)
 	}
 	return c.EndNS - c.StartNS, nil
 }

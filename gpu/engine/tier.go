@@ -173,7 +173,8 @@ func (e *Engine) store(m kv.Move, data []byte, keep func() error) {
 	e.watch.leave(call)
 	e.watch.begun(c)
 	go func() {
-		e.watch.await(c)
+		<-c.Done() // also of a device that hangs: until then the memory is its
+		e.watch.ended(c)
 		err := c.Err
 		if err == nil {
 			err = keep()
@@ -218,7 +219,8 @@ func (e *Engine) onboard(s *Sequence) {
 				c, err = e.read(loads[i], keeps[i])
 			}
 			if c != nil { // also after a failure: the copy names a block
-				e.watch.await(c)
+				<-c.Done()
+				e.watch.ended(c)
 				err = c.Err
 			}
 			switch {

@@ -94,7 +94,7 @@ func (w *watch) begins(f *flight, now int64) {
 	w.mu.Unlock()
 }
 
-// begun says that a copy was queued; await must follow.
+// begun says that a copy was queued; ended or await must follow.
 func (w *watch) begun(c *backend.Copy) *backend.Copy {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,9 +102,20 @@ func (w *watch) begun(c *backend.Copy) *backend.Copy {
 	return c
 }
 
-// await waits for a copy that has begun.
-func (w *watch) await(c *backend.Copy) {
-	<-c.Done()
+// await waits for a copy that has begun, or for the end of the engine: a hung device keeps the blocks, but must not hold who waits. What
+// it may still write to the copy's memory goes nowhere, for nothing is handed over any more.
+func (w *watch) await(c *backend.Copy) error {
+	select {
+	case <-c.Done():
+	case <-w.hung:
+		return fmt.Errorf("%w: %w", ErrStopped, w.err)
+	}
+	w.ended(c)
+	return c.Err
+}
+
+// ended says that a copy has.
+func (w *watch) ended(c *backend.Copy) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	i := slices.Index(w.copies, c)
@@ -203,7 +214,7 @@ func (w *watch) run(ctx context.Context) {
 // error. All sequences, exports and reservations then have ended with ErrStopped. It may be called once.
 //
 // A device that hangs is lost too, whether or not it comes back: nothing is known of what it will do with the memory of those that
-// have ended. If it holds the loop itself, inside a call, Run ends all in its place. A copy that hangs still holds who waits for it.
+// have ended. If it holds the loop itself, inside a call, Run ends all in its place.
 func (e *Engine) Run(ctx context.Context) error {
 	looking, blind := context.WithCancel(context.Background())
 	var looks sync.WaitGroup

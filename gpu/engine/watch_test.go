@@ -107,10 +107,13 @@ func TestACopyThatHangsEndsTheEngine(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		cfg  Config
-		copy func(r *rig)
+		copy func(r *rig, ended chan<- error)
 	}{
-		{"to host memory", Config{PrefixReuse: true, HostKVBytes: 1 << 20}, func(r *rig) { r.run(request(40, 9, 1)) }},
-		{"to another node", Config{}, func(r *rig) {
+		{"to host memory", Config{PrefixReuse: true, HostKVBytes: 1 << 20}, func(r *rig, ended chan<- error) {
+			r.run(request(40, 9, 1))
+			ended <- ErrHung // nobody waits for it
+		}},
+		{"to another node", Config{}, func(r *rig, ended chan<- error) {
 			s, err := r.Submit(contextOnly(40))
 			if err != nil {
 				t.Fatal(err)
@@ -119,18 +122,19 @@ func TestACopyThatHangsEndsTheEngine(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			go func() { _ = s.Export().Read(ctx, span, make([]byte, SpanBytes(r.Info(), span))) }()
+			go func() { ended <- s.Export().Read(ctx, span, make([]byte, SpanBytes(r.Info(), span))) }()
 		}},
-		{"from another node", Config{}, func(r *rig) {
+		{"from another node", Config{}, func(r *rig, ended chan<- error) {
 			h, span := r.reserve(generation(40, 1, 5)), infer.Span{LayerTo: 4, TokenTo: 40}
-			go func() { _ = h.Write(ctx, span, make([]byte, SpanBytes(r.Info(), span))) }()
+			go func() { ended <- h.Write(ctx, span, make([]byte, SpanBytes(r.Info(), span))) }()
 		}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			c.cfg.StepDeadline = 2 * time.Second
 			r := newRig(t, c.cfg, sim.Config{Cost: never})
 			r.runs = ErrHung
-			c.copy(r)
+			ended := make(chan error, 1)
+			c.copy(r, ended)
 			begin := time.Now()
 			s, err := r.Submit(request(20, 3, 8000))
 			if err != nil {
@@ -142,6 +146,9 @@ func TestACopyThatHangsEndsTheEngine(t *testing.T) {
 			}
 			if err := res.done.Err; !errors.Is(err, ErrStopped) || !errors.Is(err, ErrHung) || !strings.Contains(err.Error(), "a copy of KV has not ended") {
 				t.Errorf("%s: a request ended with %v", c.name, err)
+			}
+			if err := <-ended; !errors.Is(err, ErrHung) || time.Since(begin) > 2500*time.Millisecond {
+				t.Errorf("%s: it ended with %v after %v", c.name, err, time.Since(begin))
 			}
 		})
 	}
