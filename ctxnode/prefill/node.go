@@ -111,7 +111,7 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 	}
 	so := kvwire.ServerOptions{
 		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info, dev.Engine.Ranks()), Epoch: uint64(instance), Lease: c.KVLease, Blocks: dev.Info.KVBlocks * dev.Engine.Ranks(),
-		Now: d.Steady.Now, Logger: log, Key: d.Cluster.Key("kv"), Lend: dev.Lend, Buffers: dev.Buffers(),
+		Now: d.Steady.Now, Logger: d.Strangers, Key: d.Cluster.Key("kv"), Lend: dev.Lend, Buffers: dev.Buffers(),
 	}
 	if s := dev.Sharer(); s != nil {
 		if shared, ok := s.Share(); ok {

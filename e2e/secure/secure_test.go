@@ -1,6 +1,7 @@
 package secure
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -116,6 +117,7 @@ func TestAClusterWithASecret(t *testing.T) {
 		}
 		nc.Close()
 	})
+	t.Run("noise of others is counted, and a line a minute", func(t *testing.T) { noise(t, c, router, ctxNode) })
 	t.Run("and still when a node has died", func(t *testing.T) { died(t, c) })
 	t.Run("no log tells a secret or a key", func(t *testing.T) {
 		for _, p := range c.All() {
@@ -130,6 +132,55 @@ func TestAClusterWithASecret(t *testing.T) {
 			}
 		}
 	})
+}
+
+// noise sends what is no KV connection and no message of a node, again and again.
+func noise(t *testing.T, c *cluster.Cluster, router, ctxNode *cluster.Process) {
+	const times = 40
+	nc, err := nats.Connect(c.NATS, nats.Token(secret), nats.Timeout(5*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	line := ctxNode.Args()
+	addr := line[slices.Index(line, "--kv-listen")+1]
+	for range times {
+		if err := nc.Publish("meridian.load.noise", []byte("{")); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+		_, _ = conn.Write(bytes.Repeat([]byte("noise"), 100))
+		_, _ = io.Copy(io.Discard, conn) // until it is refused
+		conn.Close()
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range []struct {
+		p             *cluster.Process
+		key, name, is string
+	}{{router, admin, "meridian_router_limited_log_lines_total", "ignoring a message"}, {ctxNode, secret, "meridian_limited_log_lines_total", "kv connection refused"}} {
+		want := fmt.Sprintf(`%s{message="%s",written="false"} %d`, k.name, k.is, times-1)
+		body, until := "", time.Now().Add(20*time.Second)
+		for !strings.Contains(body, want) && time.Now().Before(until) {
+			_, body = ask(t, "GET", k.p.URL+"/metrics", "", k.key)
+			time.Sleep(10 * time.Millisecond)
+		}
+		if !strings.Contains(body, want) {
+			t.Errorf("%s does not count %s", k.p.Name, want)
+		}
+		b, err := os.ReadFile(k.p.Log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(string(b), k.is); n != 1 {
+			t.Errorf("the log of %s says %q %d times, want once", k.p.Name, k.is, n)
+		}
+	}
 }
 
 // died kills the only generation node under a stream: the router has a breaker that saw a failure, however soon it misses the node.

@@ -94,7 +94,7 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 		return err
 	}
 	ko := kvwire.ClientOptions{
-		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info, dev.Engine.Ranks()), Epoch: uint64(instance), Now: d.Steady.Now, Logger: log,
+		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info, dev.Engine.Ranks()), Epoch: uint64(instance), Now: d.Steady.Now, Logger: d.Strangers,
 		Key: d.Cluster.Key("kv"), Buffers: dev.Buffers(),
 	}
 	if t := d.Cluster.Client; t != nil {
@@ -121,13 +121,13 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 		ln = tls.NewListener(ln, t)
 	}
 	server := kvwire.NewServer(kvwire.ServerOptions{
-		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info, dev.Engine.Ranks()), Epoch: ko.Epoch, Blocks: dev.Info.KVBlocks, Now: d.Steady.Now, Logger: log,
+		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info, dev.Engine.Ranks()), Epoch: ko.Epoch, Blocks: dev.Info.KVBlocks, Now: d.Steady.Now, Logger: d.Strangers,
 		Key: ko.Key, Lend: dev.Lend, Buffers: ko.Buffers,
 	})
 	beside := []func(context.Context) error{clockUDP.Serve, func(ctx context.Context) error { return server.Serve(ctx, ln) }}
 	var registry *node.Registry
 	if d.Bus != nil {
-		registry = node.NewRegistry(d.Bus, log, nil)
+		registry = node.NewRegistry(d.Bus, d.Strangers, nil)
 		beside = append(beside, registry.Run)
 	}
 	g := &Decoder{Engine: dev.Engine, Client: client, EOS: dev.Model.Config.EOS, Vocab: dev.Info.Vocab, Now: d.Steady.Now, Logger: log, PerBlock: dev.Info.TokensPerBlock, Knows: func(addr string) bool {

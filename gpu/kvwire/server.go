@@ -90,7 +90,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 				s.serveConn(ctx, c)
 			})
 		default:
-			s.o.Logger.Warn("kv connection refused", "peer", c.RemoteAddr().String(), "limit", s.o.MaxConns)
+			s.o.Logger.Warn("kv connection refused", "peer", hostOf(c), "limit", s.o.MaxConns)
 			_ = c.Close()
 		}
 	}

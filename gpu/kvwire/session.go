@@ -17,7 +17,8 @@ type session struct {
 	s     *Server
 	l     *link
 	peer  Hello
-	name  string // of the peer, for records and logs
+	name  string // of the peer, for records
+	host  string // where it is: it can say any name
 	offer *Offer // claimed or being sent; owned by the reading goroutine, but for the moment in which deliver sets it
 
 	cancel context.CancelCauseFunc // of the pending request; nil when there is none
@@ -29,10 +30,10 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 	defer c.Close()
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
-	n := &session{s: s, l: newLink(c, s.o.Epoch, s.o.Timing.Handshake), name: c.RemoteAddr().String()}
+	n := &session{s: s, l: newLink(c, s.o.Epoch, s.o.Timing.Handshake), name: c.RemoteAddr().String(), host: hostOf(c)}
 	if err := n.handshake(); err != nil {
 		if ctx.Err() == nil {
-			s.o.Logger.Warn("kv connection refused", "peer", n.name, "error", err)
+			s.o.Logger.Warn("kv connection refused", "peer", n.host, "node", n.peer.Node, "error", err)
 		}
 		return
 	}
@@ -40,8 +41,17 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 	unused := n.cancel == nil && errors.Is(err, os.ErrDeadlineExceeded)
 	n.drop(fmt.Errorf("%w: %w", ErrReceiverLost, err))
 	if ctx.Err() == nil && !unused && !errors.Is(err, io.EOF) {
-		s.o.Logger.Info("kv connection ended", "peer", n.name, "error", err)
+		s.o.Logger.Info("kv connection ended", "peer", n.host, "node", n.peer.Node, "error", err)
 	}
+}
+
+// hostOf is the host of the other side.
+func hostOf(c net.Conn) string {
+	addr := c.RemoteAddr().String()
+	if host, _, err := net.SplitHostPort(addr); err == nil {
+		return host
+	}
+	return addr
 }
 
 func (n *session) handshake() error {

@@ -26,16 +26,17 @@ import (
 // Daemon is a node's process around its engine: clock, bus, records, HTTP listener, registration, and the order of their
 // end. Open makes it; the caller then opens the device and calls Run.
 type Daemon struct {
-	Name     string
-	Steady   *clock.Steady
-	Adjusted *clock.Adjusted
-	Bus      *bus.Conn // nil without --nats
-	Metrics  *prometheus.Registry
-	Ledger   *ledger.Ledger // of the engine: Start it when the engine is known
-	Hardware *hardware.Sampler
-	Host     string // that others dial
-	URL      string
-	Cluster  *serve.Cluster // credentials of the cluster's components
+	Name      string
+	Steady    *clock.Steady
+	Adjusted  *clock.Adjusted
+	Bus       *bus.Conn // nil without --nats
+	Metrics   *prometheus.Registry
+	Strangers *slog.Logger   // for what others can make this process write
+	Ledger    *ledger.Ledger // of the engine: Start it when the engine is known
+	Hardware  *hardware.Sampler
+	Host      string // that others dial
+	URL       string
+	Cluster   *serve.Cluster // credentials of the cluster's components
 
 	flags   Flags
 	role    phase.Role
@@ -59,6 +60,9 @@ func Open(ctx context.Context, f Flags, listen string, role phase.Role, log *slo
 	}
 	if d.Steady.Faulty() {
 		log.Warn("test mode: this node's clock is wrong on purpose", "node", d.Name)
+	}
+	if d.Strangers, err = serve.Limited(log, d.Metrics, "meridian_limited_log_lines_total"); err != nil {
+		return nil, err
 	}
 	d.Adjusted = clock.NewAdjusted(d.Steady)
 	if d.Cluster, err = f.ClusterFlags.Open(); err != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"meridian.internal/clocksync/estimate"
@@ -77,7 +78,12 @@ func (c *serveCmd) Run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer conn.Close()
-	registry := node.NewRegistry(conn, log, nil)
+	metrics := serve.NewRegistry()
+	strangers, err := serve.Limited(log, metrics, "meridian_clock_limited_log_lines_total")
+	if err != nil {
+		return err
+	}
+	registry := node.NewRegistry(conn, strangers, nil)
 	var u *utc.Tracker
 	if len(c.NTP) > 0 {
 		u = utc.New(utc.Options{Servers: c.NTP, Steady: steady, Every: c.NTPEvery, Unanchored: c.NTPUnanchored, Logger: log})
@@ -87,7 +93,7 @@ func (c *serveCmd) Run(ctx context.Context, log *slog.Logger) error {
 		Limits: estimate.Config{RhoPPM: c.ClockRho, EtaPPMPerS: c.ClockEta, VoidAfter: c.VoidAfter},
 		UTC:    u, Workers: workers, Logger: log, Transport: cluster.Transport,
 	})
-	return c.serve(ctx, daemon{svc, registry, conn, steady, key, cluster, log})
+	return c.serve(ctx, daemon{svc, registry, conn, steady, key, cluster, metrics, log})
 }
 
 // daemon is what serve ties together.
@@ -98,15 +104,15 @@ type daemon struct {
 	steady   *clock.Steady
 	key      []byte
 	cluster  *serve.Cluster
+	metrics  *prometheus.Registry
 	log      *slog.Logger
 }
 
 func (c *serveCmd) serve(ctx context.Context, d daemon) error {
-	reg := serve.NewRegistry()
-	if err := d.svc.Register(reg); err != nil {
+	if err := d.svc.Register(d.metrics); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
-	srv, err := serve.New(serve.Options{Listen: c.Listen, Logger: d.log, Registry: reg, Allow: d.cluster.Allow, TLS: d.cluster.Server})
+	srv, err := serve.New(serve.Options{Listen: c.Listen, Logger: d.log, Registry: d.metrics, Allow: d.cluster.Allow, TLS: d.cluster.Server})
 	if err != nil {
 		return err
 	}

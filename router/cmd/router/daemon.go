@@ -35,30 +35,31 @@ import (
 
 // daemon is the router's process. Parts that need NATS are nil without it.
 type daemon struct {
-	o        *options
-	log      *slog.Logger
-	steady   *clock.Steady
-	metrics  *prometheus.Registry
-	server   *serve.Server
-	cluster  *serve.Cluster
-	embedded *bus.Embedded
-	conn     *bus.Conn
-	registry *node.Registry
-	client   *upstream.Client
-	loops    *poll.Loops
-	pool     *pool.Pool
-	listener *live.Listener // nil without NATS
-	clocks   *clocks.Book
-	lines    *lines
-	live     *export.Live // nil: no collector
-	feed     *web.Feed
-	kv       *web.KV
-	tokens   *proxy.Tokenizers
-	keys     *keys.Store // nil: no API keys are configured
-	proxy    *proxy.Proxy
-	respond  *respond.Responder
-	draining atomic.Bool
-	readied  readiness
+	o         *options
+	log       *slog.Logger
+	steady    *clock.Steady
+	metrics   *prometheus.Registry
+	strangers *slog.Logger // for what others can make this process write
+	server    *serve.Server
+	cluster   *serve.Cluster
+	embedded  *bus.Embedded
+	conn      *bus.Conn
+	registry  *node.Registry
+	client    *upstream.Client
+	loops     *poll.Loops
+	pool      *pool.Pool
+	listener  *live.Listener // nil without NATS
+	clocks    *clocks.Book
+	lines     *lines
+	live      *export.Live // nil: no collector
+	feed      *web.Feed
+	kv        *web.KV
+	tokens    *proxy.Tokenizers
+	keys      *keys.Store // nil: no API keys are configured
+	proxy     *proxy.Proxy
+	respond   *respond.Responder
+	draining  atomic.Bool
+	readied   readiness
 }
 
 // Run runs the router until ctx ends.
@@ -66,6 +67,10 @@ func (o *options) Run(ctx context.Context, log *slog.Logger) error {
 	go heapRoom(ctx)
 	d := &daemon{o: o, log: log, metrics: serve.NewRegistry()}
 	defer d.close()
+	var err error
+	if d.strangers, err = serve.Limited(log, d.metrics, "meridian_router_limited_log_lines_total"); err != nil {
+		return err
+	}
 	for _, open := range []func(context.Context) error{ // each needs what is before it
 		d.openCluster, d.openClock, d.openBus, d.openPool, d.openClocks, d.openLines, d.openKeys, d.openProxy, d.openServer,
 	} {
@@ -95,7 +100,7 @@ func (d *daemon) openBus(ctx context.Context) (err error) {
 	}
 	bo := bus.Options{URL: d.o.Nats, Name: d.o.Name, Logger: d.log, Token: d.cluster.Token(), TLS: d.cluster.Client}
 	if d.o.EmbeddedNats {
-		d.embedded, err = bus.StartEmbedded(bus.EmbeddedOptions{Listen: d.o.NatsListen, StoreDir: d.o.natsStore(), Logger: d.log, Token: d.cluster.Token()})
+		d.embedded, err = bus.StartEmbedded(bus.EmbeddedOptions{Listen: d.o.NatsListen, StoreDir: d.o.natsStore(), Logger: d.strangers, Token: d.cluster.Token()})
 		if err != nil {
 			return err
 		}
@@ -126,9 +131,9 @@ func (d *daemon) openPool(context.Context) (err error) {
 		return fmt.Errorf("register metrics of the pool: %w", err)
 	}
 	if d.conn != nil {
-		d.registry = node.NewRegistry(d.conn, d.log, d.pool.Apply)
+		d.registry = node.NewRegistry(d.conn, d.strangers, d.pool.Apply)
 		d.listener = live.New(live.Options{
-			Router: d.o.Name, Epoch: func() string { return string(d.steady.ID()) }, Conn: d.conn, Pool: d.pool, Index: index, Client: o.Client, Logger: d.log,
+			Router: d.o.Name, Epoch: func() string { return string(d.steady.ID()) }, Conn: d.conn, Pool: d.pool, Index: index, Client: o.Client, Logger: d.strangers,
 		})
 	}
 	return nil
