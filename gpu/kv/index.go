@@ -128,7 +128,7 @@ func (p *Pool) name(id int32, parent Prefix, hash blockhash.Hash, tokens []int32
 	was, _ := p.levelOf(hash)
 	tier, at := p.findBelow(hash, parent.serial, tokens)
 	if tier != nil {
-		b.content = tier.slots[at].content
+		b.content, b.class = tier.slots[at].content, max(b.class, tier.slots[at].class)
 	} else {
 		p.serial++
 		b.content = content{parent.hash, hash, p.serial, parent.serial, slices.Clone(tokens)}

@@ -184,6 +184,77 @@ func TestContentOfMorePriorityStaysLonger(t *testing.T) {
 	}
 }
 
+// TestTheTiersBelowKeepTheOrderOfTheDevice: host and disk drop content of a low priority first and pinned content last, whoever used it
+// first, also when it was on the device again meanwhile.
+func TestTheTiersBelowKeepTheOrderOfTheDevice(t *testing.T) {
+	for _, tier := range []kvevent.Tier{kvevent.Host, kvevent.Disk} {
+		p := New(8, 2, 1, Events{})
+		p.AddTier(tier, 16, nil)
+		limit := 4
+		use := func(seed int32, priority int, pin bool) {
+			t.Helper()
+			g, ok := p.Acquire(Want{Tokens: tokens(4, seed), Limit: limit, Total: 4})
+			if !ok {
+				t.Fatal("no room")
+			}
+			p.Loaded(g.Loads, len(g.Loads))
+			p.Publish(g.Prefix, tokens(4, seed), g.Blocks, nil, 2)
+			p.Prefer(g.Blocks, priority, pin)
+			p.Release(g.Blocks)
+			for m, ok := p.NextOffload(tier); ok; m, ok = p.NextOffload(tier) {
+				p.Offloaded(m, true)
+			}
+		}
+		has := func(seed int32, want bool) {
+			t.Helper()
+			found, _ := p.matchBelow(Prefix{hash: p.root}, tokens(4, seed), 4)
+			for _, m := range found {
+				p.tier(m.Tier).unpin(m.Slot)
+			}
+			if (len(found) == 2) != want {
+				t.Errorf("%s: prompt %d: %d blocks are there, want them all %v", tier, seed, len(found), want)
+			}
+		}
+		use(1, 0, true)
+		use(2, 0, false)
+		use(2, 1, false) // who used it again, on the device, counts for the copy
+		use(3, 1, false)
+		for seed := range int32(4) {
+			use(10+seed, 0, false)
+		}
+		use(4, -1, false)
+		use(5, 0, false) // takes the place of 4, the newest
+		for seed, want := range map[int32]bool{1: true, 2: true, 3: true, 4: false, 5: true, 10: true} {
+			has(seed, want)
+		}
+		for seed := range int32(8) {
+			use(20+seed, 0, false)
+		}
+		has(10, false)
+		has(2, true)
+		use(3, 0, false) // is loaded, and stays what it was, here and there
+		limit = 0
+		use(2, 0, false) // is computed anew, likewise
+		for limit = 4; limit < 12; limit++ {
+			use(30+int32(limit), 0, false)
+		}
+		has(3, true)
+		if a, b := found(p, 2), found(p, 3); a != 2 || b != 2 {
+			t.Errorf("%s: of loaded and computed prompts %d and %d blocks are on the device, want all", tier, b, a)
+		}
+		limit = 4
+		for seed := range int32(2 * stay * 16) {
+			use(100+seed, 0, false)
+		}
+		for seed, want := range map[int32]bool{1: true, 2: false, 3: false} {
+			has(seed, want)
+		}
+		if err := p.Check(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestPinnedContentOutlivesAllOther, but takes at most half of the pool, and no room that is needed.
 func TestPinnedContentOutlivesAllOther(t *testing.T) {
 	const blocks = 8

@@ -17,7 +17,7 @@ type below struct {
 	slots []slot
 	free  []int32
 	index map[blockhash.Hash]int32
-	order lru     // slots that no copy needs
+	order shelves // slots that no copy needs
 	queue []int32 // device blocks to be copied, oldest first
 	moved Moved
 	peaks Peaks
@@ -27,6 +27,7 @@ func (t *below) peak() { t.peaks.peak(len(t.free), len(t.slots)-len(t.free), t.o
 
 type slot struct {
 	content       // none: it is free, or a copy that names it fails
+	class   uint8 // of the content, once a block with it became cached; see shelves
 	pins    int32 // copies that read or write it
 	here    bool  // written; only then it can be found
 }
@@ -58,7 +59,7 @@ type Kept struct {
 // AddTier gives the pool so many slots of a tier, host before disk, some of which may hold something from an earlier life. It
 // must be called before the pool is used; of a window, after the same tier of the pool that it belongs to. It returns how many of these are of use: a block whose parent is lost is not.
 func (p *Pool) AddTier(tier kvevent.Tier, slots int, kept []Kept) int {
-	t := &below{tier: tier, slots: make([]slot, slots), index: make(map[blockhash.Hash]int32), order: newLRU(slots)}
+	t := &below{tier: tier, slots: make([]slot, slots), index: make(map[blockhash.Hash]int32), order: newShelves(slots)}
 	p.below = append(p.below, t)
 	used := p.restore(t, kept)
 	for id := int32(slots - 1); id >= 0; id-- {
@@ -106,7 +107,7 @@ func (p *Pool) restore(t *below, kept []Kept) int {
 		return cmp.Or(cmp.Compare(newest[a.Serial], newest[b.Serial]), cmp.Compare(b.Serial, a.Serial))
 	})
 	for _, k := range good {
-		t.order.add(k.Slot)
+		t.order.add(k.Slot, 0) // who used it in an earlier life is not known
 	}
 	return len(good)
 }
@@ -175,21 +176,36 @@ func (t *below) unpin(id int32) {
 	switch {
 	case s.pins > 0:
 	case s.here:
-		t.order.add(id)
+		t.order.add(id, s.class)
 	default:
 		t.free = append(t.free, id)
 	}
 	t.peak()
 }
 
-// enqueue wants a cached device block copied to the tiers that lack it.
+// prefer makes a class that of a content, if it is a higher one: then it counts as used now.
+func (t *below) prefer(id int32, class uint8) {
+	s := &t.slots[id]
+	if class <= s.class {
+		return
+	}
+	s.class = class
+	if s.pins == 0 {
+		t.order.remove(id)
+		t.order.add(id, class)
+	}
+}
+
+// enqueue wants a cached device block copied to the tiers that lack it. The others hear of its class.
 func (p *Pool) enqueue(id int32) {
 	b := &p.blocks[id]
 	if p.isTail(b) {
 		return
 	}
 	for i, t := range p.below {
-		if bit := uint8(1) << i; b.queued&bit == 0 && !t.holds(b.content) {
+		if t.holds(b.content) {
+			t.prefer(t.index[b.hash], b.class)
+		} else if bit := uint8(1) << i; b.queued&bit == 0 {
 			b.queued |= bit
 			t.queue = append(t.queue, id)
 		}
@@ -244,7 +260,7 @@ func (p *Pool) Offloaded(m Move, ok bool) {
 	}
 }
 
-// room takes a free slot, or that of the longest unused content, or that of another content with the same hash.
+// room takes a free slot, or that of another content with the same hash, or the first in the order of shelves.
 func (p *Pool) room(t *below, hash blockhash.Hash) (int32, bool) {
 	id, taken := t.index[hash]
 	switch {
@@ -255,10 +271,10 @@ func (p *Pool) room(t *below, hash blockhash.Hash) (int32, bool) {
 		id = t.free[len(t.free)-1]
 		t.free = t.free[:len(t.free)-1]
 		return id, true
-	case t.order.oldest == none:
-		return none, false
 	default:
-		id = t.order.oldest
+		if id = t.order.next(); id == none {
+			return none, false
+		}
 	}
 	t.order.remove(id)
 	t.moved.Dropped++
