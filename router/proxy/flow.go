@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"runtime"
 
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/poll"
@@ -26,9 +27,14 @@ func (a *attempt) flows() bool {
 	return s.p.o.Loops != nil && len(s.subs) == 1 && a.stamps.FirstTokenNS != nil && a.gen.Socket() != nil && (s.out == nil || s.out.now != nil)
 }
 
-// await waits for more of the stream and passes it on; it returns what pass does.
+// await waits for more of the stream and passes it on; it returns what pass does. A stream that has more as soon as all others
+// had their turn stays: to hand it over costs more than a token does.
 func (a *attempt) await(ctx context.Context) (*api.Error, error) {
 	if a.flows() {
+		runtime.Gosched()
+		if _ = a.gen.FillNow(); a.gen.Ready() { // pass says what it met
+			return a.pass()
+		}
 		a.gen.Rest()
 		f := flow{a: a, back: make(chan struct{}, 1)}
 		if w, err := a.s.p.o.Loops.Next().Watch(a.gen.Socket(), poll.Readable, f.ready); err == nil {
