@@ -24,11 +24,12 @@ func TestWhatIsKeptHoldsNoRecord(t *testing.T) {
 		texts[string(role)+" client's id"] = r.ClientRequestID
 		return r
 	}
-	for _, role := range []phase.Role{phase.Ctx, phase.Disagg, phase.Gen} {
+	for _, role := range []phase.Role{phase.Ctx, phase.Disagg} {
 		c.take(message{rec: parsed(role)})
 	}
-	w := c.written.find("a")
-	if w == nil || len(w.keys) != 3 || len(c.recent.index) != 2 {
+	c.write(c.open["a"])
+	w := c.written.byID["a"]
+	if w == nil || len(w.keys) != 2 || len(c.recent.index) != 2 {
 		t.Fatalf("written %+v, index %v", w, c.recent.index)
 	}
 	kept := []string{w.id}
@@ -74,5 +75,17 @@ func TestALineThatWasReadStaysAsItWas(t *testing.T) {
 	}
 	if err := c.finish(); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestTheOldestLineIsForgotten(t *testing.T) {
+	g := newRing(2)
+	for _, id := range []string{"a", "b", "b", "c"} { // b came twice
+		g.add(&request{id: id}, true)
+	}
+	_, a := g.byID["a"]
+	_, b := g.byID["b"]
+	if _, c := g.byID["c"]; a || !b || !c || len(g.byID) != 2 {
+		t.Errorf("a %v, b %v, c %v of %d", a, b, c, len(g.byID))
 	}
 }

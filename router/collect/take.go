@@ -20,7 +20,7 @@ func (c *Collector) take(m message) {
 		c.flush()
 		return
 	case m.inherited != nil:
-		if c.written.find(m.inherited.RequestID) == nil {
+		if _, known := c.written.byID[m.inherited.RequestID]; !known {
 			w := c.written.remembered(m.inherited)
 			w.adopted, w.told = m.adopted, true
 		}
@@ -37,7 +37,7 @@ func (c *Collector) take(m message) {
 	}
 	r := c.open[id]
 	if r == nil {
-		if w := c.written.find(id); w != nil {
+		if w, known := c.written.byID[id]; known {
 			c.late(w, m, key)
 			return
 		}
@@ -149,6 +149,11 @@ func (c *Collector) write(r *request) {
 
 // late handles a record or steps whose line is written: a copy is acknowledged, something new amends the line.
 func (c *Collector) late(w *writtenLine, m message, key timeline.Key) {
+	if w == nil {
+		c.metrics.duplicates.Inc()
+		c.unacked = append(c.unacked, m.ack) // its line may still be in memory
+		return
+	}
 	if w.adopted == "" {
 		w.adopted = m.adopted // it was found on disk, where nothing says for whom it was written
 	}
@@ -316,8 +321,8 @@ func (c *Collector) keepAlive() {
 // Records of a line that was written: enough to recognise copies, and for an incomplete one to merge again.
 type writtenLine struct {
 	id   string
-	keys []timeline.Key
-	rest *request // nil once complete
+	keys []timeline.Key // of rest
+	rest *request       // nil once complete
 	// waits says that an amendment of it could not be written: rest has what is to be acknowledged with it.
 	waits bool
 	// adopted is as in message: whose line it is. That router knows of it, or will before the records are acknowledged: told.
@@ -337,35 +342,37 @@ func (w *writtenLine) has(k timeline.Key) bool { return slices.Contains(w.keys, 
 
 // ring remembers the last lines.
 type ring struct {
-	byID map[string]*writtenLine
-	list []*writtenLine
+	byID map[string]*writtenLine // nil: it was written whole by this process, so that only copies can come
+	list []string                // ids by age
 	next int
 }
 
 func newRing(n int) *ring {
-	return &ring{byID: map[string]*writtenLine{}, list: make([]*writtenLine, n)}
+	return &ring{byID: map[string]*writtenLine{}, list: make([]string, n)}
 }
 
-func (g *ring) find(id string) *writtenLine { return g.byID[id] }
-
 func (g *ring) add(r *request, complete bool) {
-	w := &writtenLine{id: strings.Clone(r.id), keys: make([]timeline.Key, 0, len(r.parts)), adopted: r.adopted, told: true}
+	id := strings.Clone(r.id)
+	if complete {
+		g.put(id, nil)
+		return
+	}
+	w := &writtenLine{id: id, keys: make([]timeline.Key, 0, len(r.parts)), adopted: r.adopted, told: true}
 	for _, p := range r.parts {
 		w.keys = append(w.keys, keptKey(timeline.KeyOf(p.Record)))
 	}
-	if !complete {
-		w.rest = &request{id: r.id, parts: r.parts, steps: r.steps}
-	}
-	g.put(w)
+	w.rest = &request{id: r.id, parts: r.parts, steps: r.steps}
+	g.put(id, w)
 }
 
-func (g *ring) put(w *writtenLine) {
-	if old := g.list[g.next]; old != nil && g.byID[old.id] == old {
-		delete(g.byID, old.id)
+func (g *ring) put(id string, w *writtenLine) {
+	before := len(g.byID)
+	if g.byID[id] = w; len(g.byID) == before {
+		return // a newer line of the same request
 	}
-	g.list[g.next] = w
+	delete(g.byID, g.list[g.next])
+	g.list[g.next] = id
 	g.next = (g.next + 1) % len(g.list)
-	g.byID[w.id] = w
 }
 
 // keptKey is k in memory of its own: the strings of a parsed record are parts of its whole text, which a key that is kept
@@ -378,15 +385,14 @@ func keptKey(k timeline.Key) timeline.Key {
 // remembered is a line found on disk at the start, or written by another router.
 func (g *ring) remembered(l *timeline.Line) *writtenLine {
 	w := &writtenLine{id: strings.Clone(l.RequestID)}
-	for _, p := range l.Phases {
-		w.keys = append(w.keys, keptKey(timeline.Key{Role: p.Role, Node: p.Node, Sub: p.Sub, Attempt: p.Attempt}))
-	}
 	if !l.Complete {
 		w.rest = &request{id: l.RequestID}
 		for i := range l.Phases {
-			w.rest.parts = append(w.rest.parts, timeline.Part{Record: l.Record(&l.Phases[i])})
+			p := &l.Phases[i]
+			w.keys = append(w.keys, keptKey(timeline.Key{Role: p.Role, Node: p.Node, Sub: p.Sub, Attempt: p.Attempt}))
+			w.rest.parts = append(w.rest.parts, timeline.Part{Record: l.Record(p)})
 		}
 	}
-	g.put(w)
+	g.put(w.id, w)
 	return w
 }
