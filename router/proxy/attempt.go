@@ -257,8 +257,8 @@ func (a *attempt) contextFirst(ctx context.Context, cancel context.CancelCauseFu
 	return a.ending(cancel, a.relay(ctx))
 }
 
-// header are the lines that both legs have.
-func (a *attempt) header() []byte {
+// header appends the lines that both legs have.
+func (a *attempt) header(b []byte) []byte {
 	s := a.s
 	line := func(b []byte, name, value string) []byte {
 		return append(append(append(append(b, name...), ": "...), value...), "\r\n"...)
@@ -266,7 +266,7 @@ func (a *attempt) header() []byte {
 	number := func(b []byte, name string, n int64) []byte {
 		return append(strconv.AppendInt(append(append(b, name...), ": "...), n, 10), "\r\n"...)
 	}
-	b := line(make([]byte, 0, headerBytes), api.HeaderRequestID, s.publicID()) // ids and names were checked: they hold no line ends
+	b = line(b, api.HeaderRequestID, s.publicID()) // ids and names were checked: they hold no line ends
 	b = line(b, api.HeaderRouter, s.p.o.Name)
 	b = line(b, api.HeaderRouterRequest, s.id)
 	b = number(b, api.HeaderSub, int64(a.sub.index))
@@ -282,9 +282,6 @@ func (a *attempt) header() []byte {
 	}
 	return number(b, api.HeaderDeadline, max(1, s.left().Milliseconds()))
 }
-
-// headerBytes is room for the lines of most requests.
-const headerBytes = 384
 
 func (a *attempt) path() string {
 	if a.s.req.Chat {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"meridian.internal/router/pool"
@@ -46,15 +47,17 @@ func (a *attempt) leg(l *pool.Lease) *phase.Leg {
 	}
 }
 
-// send posts a leg; a status other than 200 is an error in the node's own words.
+// send posts a leg, whose body is used up; a status other than 200 is an error in the node's own words.
 func (a *attempt) send(ctx context.Context, stage string, l *pool.Lease, b body, leg *phase.Leg) (*upstream.Response, *api.Error) {
 	l.Sent()
-	header := a.header()
+	tail := len(*b.text)
+	*b.text = a.header(*b.text)
 	if stage == "gen" && a.style == GenerationFirst {
-		header = append(header, api.HeaderKVWait+": "+kvWaitMS+"\r\n"...)
+		*b.text = append(*b.text, api.HeaderKVWait+": "+kvWaitMS+"\r\n"...)
 	}
 	t1 := a.s.p.o.Steady.Now()
-	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{URL: l.URL, Path: a.path(), Header: header, Body: b.open, Tail: b.tail, Foreign: l.Foreign})
+	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{URL: l.URL, Path: a.path(), Header: (*b.text)[tail:], Body: b.open, Tail: (*b.text)[:tail], Foreign: l.Foreign})
+	b.release()
 	if err == nil && res.Clock != "" {
 		a.s.p.exchanged(l, res.Clock, t1)
 	}
@@ -188,11 +191,29 @@ func (a *attempt) openBody(set []api.Set) [][]byte {
 // body is a leg's body: what both legs have, in pieces, since a long prompt is not copied, and its own tail.
 type body struct {
 	open [][]byte
-	tail []byte
+	text *[]byte // the tail, in memory of texts
 }
 
-// tailBytes is room for what most legs have of their own.
-const tailBytes = 320
+// texts are what a leg has of its own, the tail of its body and its header lines, until it is sent.
+var texts = sync.Pool{New: func() any { b := make([]byte, 0, textBytes); return &b }}
+
+const (
+	textBytes = 1 << 10  // room for those of most legs
+	keepText  = 64 << 10 // larger memory is left to the collector
+)
+
+// begin is a body with a tail that begins so.
+func begin(open [][]byte, tail string) body {
+	b := body{open, texts.Get().(*[]byte)}
+	*b.text = append((*b.text)[:0], tail...)
+	return b
+}
+
+func (b body) release() {
+	if cap(*b.text) <= keepText {
+		texts.Put(b.text)
+	}
+}
 
 // Tails of legs begin so. What follows disaggregatedKey is their own.
 const (
@@ -204,29 +225,33 @@ const (
 // usageBytes is room for a usage object.
 const usageBytes = 160
 
-// closed is the body with a last member, or what completes it, and its brace.
-func closed(open [][]byte, tail []byte) body { return body{open, append(tail, '}')} }
+// closed is the body with its whole tail and its brace.
+func (b body) closed(tail []byte) body {
+	*b.text = append(tail, '}')
+	return b
+}
 
 func ctxBody(open [][]byte, id int64, style int) body {
-	tail := append(make([]byte, 0, tailBytes), ctxTail+disaggregatedKey...)
-	return closed(open, api.LegParams{Type: api.ContextOnly, ID: id, Style: style}.Append(tail))
+	b := begin(open, ctxTail+disaggregatedKey)
+	return b.closed(api.LegParams{Type: api.ContextOnly, ID: id, Style: style}.Append(*b.text))
 }
 
 // aloneBody names the peer from which the only node fetches cached KV, where there is one.
 func (a *attempt) aloneBody() body {
-	tail := append(make([]byte, 0, tailBytes), genTail...)
+	b := begin(a.base(), genTail)
+	tail := *b.text
 	if a.choice.Lender != "" {
 		tail = append(tail, disaggregatedKey+`{"request_type":"`+api.ContextAndGeneration+`","ctx_info_endpoint":`...)
 		tail = append(api.AppendString(tail, "tcp://"+a.choice.Lender), '}')
 	}
-	return closed(a.base(), tail)
+	return b.closed(tail)
 }
 
 func (a *attempt) genFirstBody() body {
-	tail := append(make([]byte, 0, tailBytes), genTail+disaggregatedKey...)
-	return closed(a.base(), api.LegParams{
+	b := begin(a.base(), genTail+disaggregatedKey)
+	return b.closed(api.LegParams{
 		Type: api.GenerationOnly, ID: a.id, CtxID: a.id, Style: api.GenerationFirst, Endpoint: "tcp://" + a.choice.Ctx.KVAddr,
-	}.Append(tail))
+	}.Append(*b.text))
 }
 
 // genBodyAfter makes the generation leg of what the context leg answered. The worker's own members are copied as sent.
@@ -256,8 +281,8 @@ func (a *attempt) genBodyAfter(ans *api.CtxAnswer) (body, *api.Error) {
 		var own [maxSet]api.Set
 		open = a.openBody(replace(a.common(own[:0]), a.promptKey(), ans.PromptTokenIDs))
 	}
-	tail := append(make([]byte, 0, tailBytes+len(ans.Choices[0].Disagg)), genTail+disaggregatedKey...)
-	return closed(open, api.AppendPatched(tail, fields, set)), nil
+	b := begin(open, genTail+disaggregatedKey)
+	return b.closed(api.AppendPatched(*b.text, fields, set)), nil
 }
 
 func (a *attempt) promptKey() string {

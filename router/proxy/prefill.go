@@ -175,7 +175,7 @@ func (a *attempt) pickCtx() (*pool.Lease, error) {
 // move tells the generation node to fetch the KV from c, and waits until it says that it does.
 func (a *attempt) move(ctx context.Context, c *prefillCall) *api.Error {
 	body := api.LegParams{Type: api.GenerationOnly, ID: c.id, CtxID: c.id, Style: api.GenerationFirst, Endpoint: "tcp://" + c.lease.KVAddr}.Append(nil)
-	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{Method: "PUT", URL: a.choice.Gen.URL, Path: "/kv/" + strconv.FormatInt(a.id, 10), Header: a.header(), Body: [][]byte{body}})
+	res, err := a.s.p.o.Client.Do(ctx, &upstream.Request{Method: "PUT", URL: a.choice.Gen.URL, Path: "/kv/" + strconv.FormatInt(a.id, 10), Header: a.header(nil), Body: [][]byte{body}})
 	if err != nil {
 		return api.Failed("gen", true, "generation node %s: %s", a.choice.Gen.Name, reason(err))
 	}

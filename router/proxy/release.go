@@ -21,7 +21,7 @@ func (c *prefillCall) release() {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTime) // the request's own has ended
 	defer cancel()
 	res, err := p.o.Client.Do(ctx, &upstream.Request{
-		Method: "DELETE", URL: l.URL, Path: "/kv/" + strconv.FormatInt(c.id, 10), Header: c.a.header(),
+		Method: "DELETE", URL: l.URL, Path: "/kv/" + strconv.FormatInt(c.id, 10), Header: c.a.header(nil),
 	})
 	if err != nil {
 		p.o.Logger.Warn("kv was not released; its lease ends by itself", "request_id", c.a.s.id, "node", l.Name, "error", err)

@@ -35,6 +35,7 @@ type Merger struct {
 	sources []source
 	order   []*source
 	links   []link
+	spans   []Span
 }
 
 // Merge is as the function.
@@ -42,10 +43,10 @@ func (w *Merger) Merge(parts []Part, c Clocks) *Line {
 	parts = sortParts(parts)
 	w.sources = slices.Grow(w.sources[:0], len(parts))
 	sources := w.sources[:len(parts)]
-	m := merger{line: &Line{Schema: Schema}, wall: c.Wall, sources: w.order[:0], links: w.links[:0]}
+	m := merger{line: &Line{Schema: Schema}, wall: c.Wall, sources: w.order[:0], links: w.links[:0], spans: slices.Grow(w.spans[:0], usualSpans)}
 	defer func() {
 		clear(sources) // lets go of the records
-		w.order, w.links = m.sources, m.links
+		w.order, w.links, w.spans = m.sources, m.links, m.spans
 	}()
 	router := routerRecord(parts)
 	ref := c.Reference
@@ -94,6 +95,7 @@ type merger struct {
 	wall    func(int64) int64
 	sources []*source
 	links   []link
+	spans   []Span   // of the line
 	ways    []string // see way
 	// contradiction is by how much the links contradict the bounds together. 0: not at all
 	contradiction int64
@@ -141,7 +143,7 @@ func (m *merger) fillHead(first, router *phase.Record) {
 	l.RequestID, l.ClientRequestID, l.Router, l.Model = first.RequestID, first.ClientRequestID, first.Router, first.Model
 	l.Style, l.Traceparent, l.Streamed = first.Style, first.Traceparent, first.Streamed
 	l.Outcome, l.FinishReason, l.Error = first.Outcome, first.FinishReason, first.Error
-	l.Violations, l.Spans = []Violation{}, make([]Span, 0, usualSpans)
+	l.Violations, l.Spans = []Violation{}, []Span{}
 	l.Attempts, l.Phases = make([]Attempt, 0, len(m.sources)), make([]Phase, 0, len(m.sources))
 	for _, s := range m.sources {
 		r := s.Record

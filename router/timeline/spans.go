@@ -32,6 +32,7 @@ func (m *merger) fillSpans(router *phase.Record) {
 			m.span(st.name, from, to)
 		}
 	}
+	l.Spans = append(l.Spans, m.spans...)
 	s := &router.Stamps
 	first := s.FirstTokenNS
 	if router.Streamed {
@@ -106,7 +107,7 @@ func (m *merger) span(name string, from, to end) {
 	if sp.DurNS < 0 {
 		m.line.NegativeSpans++
 	}
-	m.line.Spans = append(m.line.Spans, sp)
+	m.spans = append(m.spans, sp)
 }
 
 // way names the way from one node to another, made once.

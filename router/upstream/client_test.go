@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"meridian.internal/shared/sock"
 )
@@ -335,5 +336,32 @@ func TestReadTakesWhatIsThereAcrossChunksAndNeverWaitsForMore(t *testing.T) {
 	}
 	if n, err := res.Read(buf[:]); n != 0 || !errors.Is(err, io.EOF) {
 		t.Errorf("read after the end: %d, %v", n, err)
+	}
+}
+
+// A body that nobody reads to its end gives its connection back when its rest is there.
+func TestDrainTakesTheRest(t *testing.T) {
+	for name, flush := range map[string]bool{"chunks": true, "a length": false} {
+		t.Run(name, func(t *testing.T) {
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				for range 20 {
+					io.WriteString(w, strings.Repeat("x", 100))
+					if flush {
+						w.(http.Flusher).Flush()
+					}
+				}
+			}))
+			defer s.Close()
+			c := New(Options{})
+			defer c.Close()
+			res, err := c.Do(t.Context(), &Request{URL: s.URL, Path: "/"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			res.Drain(time.Minute)
+			if c.Idle() != 1 {
+				t.Errorf("%d connections are idle, want 1", c.Idle())
+			}
+		})
 	}
 }

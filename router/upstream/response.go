@@ -396,9 +396,9 @@ func (r *Response) Drain(limit time.Duration) {
 		return
 	}
 	r.conn.ReadBy(time.Now().Add(limit))
-	var rest [512]byte
+	var rest []byte // most bodies have nothing left but their end
 	for total := 0; total < maxDrain; {
-		n, err := r.read(rest[:])
+		n, err := r.read(rest)
 		total += n
 		if errors.Is(err, io.EOF) {
 			r.conn.ReadBy(time.Time{})
@@ -407,6 +407,9 @@ func (r *Response) Drain(limit time.Duration) {
 		}
 		if err != nil {
 			return
+		}
+		if rest == nil {
+			rest = make([]byte, 512)
 		}
 	}
 }

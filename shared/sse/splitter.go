@@ -34,8 +34,9 @@ func (s *Splitter) Next(in []byte) (ev Event, rest []byte, ok bool, err error) {
 		s.emptied = false
 		s.name, s.data = s.name[:0], s.data[:0]
 	}
-	if s.begun && !s.skipLF && s.lines == 0 && len(s.part) == 0 && len(s.name) == 0 {
+	if !s.skipLF && s.lines == 0 && len(s.part) == 0 && len(s.name) == 0 {
 		if data, rest, ok := plain(in); ok && len(data) <= s.limit() {
+			s.begun = true
 			return Event{Data: data}, rest, true, nil
 		}
 	}
