@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -52,8 +53,11 @@ func (s *session) readBody(r *http.Request) ([]byte, *api.Error) {
 	}
 	_ = s.rc.SetReadDeadline(time.Now().Add(bodyTime)) // a writer in tests has none
 	from := io.LimitReader(r.Body, int64(limit)+1)
-	var body []byte
 	size := min(maxPromise, max(minBody, int(r.ContentLength)+1))
+	body := s.usedBody(size)
+	if body != nil {
+		size = min(2*cap(body), limit+1)
+	}
 	for {
 		if len(body) == cap(body) && cap(body) <= limit {
 			if !s.takeBody(size - cap(body)) {
@@ -66,6 +70,10 @@ func (s *session) readBody(r *http.Request) ([]byte, *api.Error) {
 		body = body[:len(body)+n]
 		if errors.Is(err, io.EOF) {
 			_ = s.rc.SetReadDeadline(time.Time{})
+			if s.body == nil {
+				s.body = new([]byte)
+			}
+			*s.body = body
 			return body, nil
 		}
 		if err != nil {
@@ -74,6 +82,29 @@ func (s *session) readBody(r *http.Request) ([]byte, *api.Error) {
 			}
 			return nil, api.BodyLate(bodyTime)
 		}
+	}
+}
+
+// usedBodies are the memory of bodies whose requests have ended.
+var usedBodies sync.Pool // of *[]byte
+
+// usedBody is memory for a body of about size bytes that another request had; nil: there is none that fits, or no room.
+func (s *session) usedBody(size int) []byte {
+	b, ok := usedBodies.Get().(*[]byte)
+	if !ok {
+		return nil
+	}
+	if cap(*b) < size || cap(*b)/4 > size || !s.takeBody(cap(*b)) { // a stream that may be open for long holds no more than it needs
+		return nil
+	}
+	s.body = b
+	return (*b)[:0]
+}
+
+// reuseBody lets other requests have the memory of the body. Nothing of the request goes on.
+func (s *session) reuseBody() {
+	if s.body != nil && cap(*s.body) <= maxPromise {
+		usedBodies.Put(s.body)
 	}
 }
 

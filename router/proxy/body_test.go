@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"meridian.internal/shared/api"
 	"meridian.internal/shared/serve"
 	"meridian.internal/shared/serve/servetest"
 )
@@ -57,6 +59,7 @@ func TestBodiesOfEverySizeAreReadWhole(t *testing.T) {
 				t.Errorf("%d bytes: %d counted for %d", n, all.used.Load(), cap(body))
 			}
 			s.giveBody()
+			s.reuseBody() // the next one gets its memory, where that fits
 			if left := all.used.Load(); left != 0 {
 				t.Errorf("%d bytes: %d are still counted", n, left)
 			}
@@ -143,4 +146,40 @@ func TestABodyThatNeverComesIsCut(t *testing.T) {
 	if len(c.legs) > 0 {
 		t.Error("a node got a leg")
 	}
+}
+
+// The memory of a body goes from request to request; what each says stays its own, also while others run and end.
+func TestABodyIsItsRequestsOwn(t *testing.T) {
+	c := newCluster(t, ContextFirst, "ctx0", "gen0")
+	for _, n := range c.nodes {
+		serve := n.serve
+		n.serve = func(w http.ResponseWriter, r *http.Request, l leg) {
+			<-c.legs
+			if id := `"` + l.header.Get(api.HeaderRequestID) + `"`; string(l.body["user"]) != id {
+				t.Errorf("%s of request %s got the user %s", l.path, id, l.body["user"])
+			}
+			switch {
+			case serve != nil:
+				serve(w, r, l)
+			case l.node == "ctx0":
+				answerCtx(w, l)
+			default:
+				streamTokens(w, l, "a")
+			}
+		}
+	}
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			for j := range 20 {
+				id := fmt.Sprintf("r%d-%d", i, j)
+				body := fmt.Sprintf(`{"model":"m","prompt":"hi","stream":true,"x":%q,"user":%q}`, strings.Repeat("x", 97*j), id)
+				if got := c.post("/v1/completions", body, api.HeaderRequestID, id); got.status != 200 {
+					t.Errorf("got %d %s", got.status, got.body)
+				}
+			}
+		})
+	}
+	all.Wait()
+	c.idle()
 }

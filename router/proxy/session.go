@@ -36,6 +36,7 @@ type session struct {
 	times     *requestTimes
 	life      time.Duration // longest life of the request, from its arrival
 	bodyBytes int64         // of the memory of all bodies; see bodies
+	body      *[]byte       // memory of the body; nil: it was not read
 	seed      uint64
 	head      api.Head
 	idJSON    []byte
@@ -93,6 +94,7 @@ func (p *Proxy) serve(c echo.Context, chat bool) error {
 	if e = s.finish(e); e != nil {
 		return e
 	}
+	s.reuseBody()
 	return nil
 }
 
