@@ -3,9 +3,9 @@
 // multiply 64 outputs by all rows. They need few registers, so blocks of the next kernel find room beside them; weights never change, and are
 // asked for before the kernel before has ended.
 #if HOPPER && BF16 && HIDDEN % 64 == 0 && HEADS * HS % 64 == 0 && INTER % 64 == 0
-#define SPLIT 4                                                      // blocks that share k; also known to the host
-#define SPLIT_STAGES(N) (N == 16 ? 10 : N == 32 ? 8 : 5)   // of the ring, likewise
-#define PAIR_STAGES(N) (N == 16 ? 10 : N == 32 ? 6 : 5)                               // likewise
+#define SPLIT 4                                           // blocks that share k; also known to the host
+#define SPLIT_STAGES(N) (N == 16 ? 10 : N == 32 ? 8 : 5)  // of the ring, likewise
+#define PAIR_STAGES(N) (N == 16 ? 10 : N == 32 ? 6 : 5)   // likewise
 
 // mmaRows adds a product of 16 of k, 64 outputs by N rows, to d, or sets d if add is 0.
 template <int N> __device__ __forceinline__ void mmaRows(float* d, u64 a, u64 b, int add);
@@ -51,7 +51,7 @@ __device__ __forceinline__ void give(u32 at, float x, float y) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
 }
 
-// Ring is where a block's weights and inputs are: SLOTS stages of `boxes` times 64 outputs, and of N rows, 64 of k each.
+// Feed is where a block's weights and inputs are: a ring of SLOTS stages, of BOXES times 64 outputs and of N rows, 64 of k each.
 template <int N, int SLOTS, int BOXES> struct Feed {
   static constexpr u32 W = 64 * 128, BYTES = BOXES * W + N * 128;
   u32 at, full, empty;  // shared memory; barriers
@@ -119,10 +119,10 @@ __device__ __forceinline__ float rowScale(const float* squares, int row) {
   return rsqrtf(s / HIDDEN + (float)(EPS));
 }
 
-// split: grid (n / 64 * SPLIT), clusters of SPLIT blocks, 160 threads: four warps multiply, the fifth asks for what they need. k is split over the
-// blocks of a cluster; each gives what it has for 16 of the 64 outputs to the block that adds these. weights is (k, outputs), inputs (k, rows). Without ADDS, out is
-// the product of the inputs' norm, of which squares is known; with it, it is the stream, to which the product is added, next gets it times
-// the weight of the norm, and squares its squares.
+// split: grid (n / 64 * SPLIT), clusters of SPLIT blocks, 160 threads: four warps multiply, the fifth asks for what they need. k is split over
+// the blocks of a cluster; each gives what it has for 16 of the 64 outputs to the block that adds these. weights is (k, outputs), inputs
+// (k, rows). Without ADDS, out is the product of the inputs' norm, of which squares is known; with it, it is the stream, to which the product
+// is added, next gets it times the weight of the norm, and squares its squares.
 template <int N, bool ADDS> __device__ __forceinline__ void split(const Map* weights, const Map* inputs, const int* meta, int n, int k, int rows, float* squares, const T* norm, T* next, void* out) {
   extern __shared__ __align__(1024) char feeds[];
   __shared__ u64 barriers[2 * SPLIT_STAGES(N)];
@@ -197,10 +197,10 @@ template <int N> __device__ __forceinline__ void pair(const Map* weights, const 
   AFTER;
   const int live = min(meta[H_ROWS], rows);
 #pragma unroll
-  for (int q = 0; q < (N + 15) / 16; q++) {
+  for (int q = 0; q < N / 16; q++) {
     int row = threadIdx.x / 16 + 16 * q;
     float s = rowScale(squares, min(row, live - 1));
-    if (row < N && threadIdx.x % 16 == 0) scales[row] = s;
+    if (threadIdx.x % 16 == 0) scales[row] = s;
   }
   float d[N / 2];
   ring.multiply(d, warp / 4, chunks);
