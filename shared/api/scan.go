@@ -213,15 +213,29 @@ func (s *scanner) next(closing byte) (more bool, err error) {
 // Words of eight equal bytes.
 const ones, tops = 0x0101010101010101, 0x8080808080808080
 
+// special has top bits where a word may have a quote, a backslash or a control character: none when it has none. A byte below c
+// leaves its top bit in (w - c·ones) & ^w, and a byte of 0 is below 1; what is XORed here leaves the top bits of w as they are.
+func special(w uint64) uint64 {
+	quote, slash := w^(ones*'"'), w^(ones*'\\')
+	return ((quote - ones) | (slash - ones) | (w - ones*0x20)) &^ w
+}
+
 // plain walks over the next bytes that are neither a quote nor a backslash nor a control character, as far as words of eight
-// bytes show it: a long prompt is one string.
+// bytes show it, four at a time while there are many: a long prompt is one string.
 func (s *scanner) plain() {
 	rest, seen := s.b[s.i:], s.seen
+	for len(rest) >= 32 {
+		a, b := binary.LittleEndian.Uint64(rest), binary.LittleEndian.Uint64(rest[8:])
+		c, d := binary.LittleEndian.Uint64(rest[16:]), binary.LittleEndian.Uint64(rest[24:])
+		if (special(a)|special(b)|special(c)|special(d))&tops != 0 {
+			break
+		}
+		seen |= a | b | c | d
+		rest = rest[32:]
+	}
 	for len(rest) >= 8 {
 		w := binary.LittleEndian.Uint64(rest)
-		quote, slash := w^(ones*'"'), w^(ones*'\\')
-		// A byte below c leaves its top bit in (w - c·ones) & ^w; a byte of 0 is below 1.
-		if ((quote-ones)&^quote|(slash-ones)&^slash|(w-ones*0x20)&^w)&tops != 0 {
+		if special(w)&tops != 0 {
 			break
 		}
 		seen |= w
