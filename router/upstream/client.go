@@ -142,9 +142,7 @@ func (c *Client) Do(ctx context.Context, req *Request) (*Response, error) {
 			_, err := cn.Write(*buf)
 			return err
 		}
-		pieces := append(append(net.Buffers{*buf}, req.Body...), req.Tail) // writing consumes them
-		_, err := pieces.WriteTo(cn.Conn.Conn)
-		return err
+		return cn.WriteAll(append(append([][]byte{*buf}, req.Body...), req.Tail))
 	}
 	for {
 		cn := c.take(h)

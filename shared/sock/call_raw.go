@@ -18,6 +18,24 @@ func write(fd uintptr, p []byte) (int, error) {
 	return result(syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p))))
 }
 
+// gather writes of pieces what there is room for, or fewer, and says how many bytes that were.
+func gather(fd uintptr, pieces [][]byte) int {
+	var list [16]syscall.Iovec
+	n := 0
+	for _, p := range pieces[:min(len(pieces), len(list))] {
+		if len(p) > 0 {
+			list[n].Base = unsafe.SliceData(p)
+			list[n].SetLen(len(p))
+			n++
+		}
+	}
+	written, err := result(syscall.RawSyscall(syscall.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&list)), uintptr(n)))
+	if err != nil {
+		return 0
+	}
+	return written
+}
+
 func result(n, _ uintptr, errno syscall.Errno) (int, error) {
 	if errno != 0 {
 		return -1, errno

@@ -214,6 +214,25 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return n, err
 }
 
+// WriteAll writes all pieces, one after the other, together where there is room.
+func (c *Conn) WriteAll(pieces [][]byte) error {
+	n := 0
+	if c.raw != nil {
+		_ = c.raw.Write(func(fd uintptr) bool { n = gather(fd, pieces); return true }) // Write meets the error again
+	}
+	for _, p := range pieces {
+		if n >= len(p) {
+			n -= len(p)
+			continue
+		}
+		if _, err := c.Write(p[n:]); err != nil {
+			return err
+		}
+		n = 0
+	}
+	return nil
+}
+
 // WriteNow writes what there is room for, without waiting. It needs a socket.
 func (c *Conn) WriteNow(p []byte) (int, error) {
 	c.writeNow = true

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"testing"
 	"time"
 )
@@ -204,4 +205,37 @@ func TestQuiet(t *testing.T) {
 	for c.Quiet() {
 		time.Sleep(time.Millisecond)
 	}
+}
+
+// Pieces arrive whole and in order, also where the other side takes them slowly, and where they are many or empty.
+func TestWriteAll(t *testing.T) {
+	both(t, func(t *testing.T, c *Conn, peer net.Conn) {
+		for name, sizes := range map[string][]int{
+			"few": {10, 1, 100}, "some empty": {0, 5, 0}, "large": {300, 3 << 20, 4 << 20, 1}, "many": slices.Repeat([]int{7}, 50), "none": nil,
+		} {
+			var pieces [][]byte
+			var want []byte
+			for i, n := range sizes {
+				pieces = append(pieces, bytes.Repeat([]byte{byte('a' + i)}, n))
+				want = append(want, pieces[i]...)
+			}
+			done := make(chan error, 1)
+			go func() { done <- c.WriteAll(pieces) }()
+			got := make([]byte, len(want))
+			if _, err := io.ReadFull(peer, got); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%s: %v; %d bytes came that are not those", name, err, len(got))
+			}
+		}
+		peer.Close()
+		err := c.WriteAll([][]byte{{1}, {2}})
+		for i := 0; err == nil && i < 1000; i++ {
+			err = c.WriteAll([][]byte{{1}, {2}})
+		}
+		if err == nil {
+			t.Error("it can be written to a connection whose other side is closed")
+		}
+	})
 }
