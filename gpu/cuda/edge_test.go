@@ -58,8 +58,7 @@ func (w truth) burst(r *rand.Rand, l link, card int64, n int, early bool) []exch
 	return out
 }
 
-// pcie fits what an H200 in a virtual machine gave when its kernel read each question twice: a bound of 1.58 µs and a slope of ± 284 ppb
-// after 29 bursts.
+// pcie fits what an H200 in a virtual machine gives: a bound of 0.76 µs after 29 bursts, and of 1.58 µs when its kernel read each question twice.
 var pcie = link{read: 1500, write: 750}
 
 // near would show a slope that wanders farther than the edge thinks, which the times of pcie hide.
