@@ -2,6 +2,7 @@ package bus
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -73,5 +74,51 @@ func TestWhatWasAppendedSurvivesAKill(t *testing.T) {
 	defer s.close(position{})
 	if got := ids(t, newSpoolReader(s, start)); found != 3 || !slices.Equal(got, []string{"0", "1", "2"}) {
 		t.Errorf("found %d, %v came back", found, got)
+	}
+}
+
+// Segments are written again and again; nothing of what they held before comes back, not after a death either.
+func TestASegmentIsWrittenAgain(t *testing.T) {
+	mapped(t)
+	dir := t.TempDir()
+	var got, want []string
+	again := 0
+	for life := range 3 {
+		s, start, found := mustOpen(t, dir, 1<<20, 300)
+		if found != int64(len(want)-len(got)) {
+			t.Errorf("life %d: found %d, want %d", life, found, len(want)-len(got))
+		}
+		r := newSpoolReader(s, start)
+		for i := range 62 { // the last segment is not full
+			e := record(3) // all of one size, so that an old one could be whole behind a new one
+			e.id = fmt.Sprintf("%d-%02d", life, i)
+			spares := len(s.kept.spare)
+			if _, _, err := s.append(e); err != nil {
+				t.Fatal(err)
+			}
+			if len(s.kept.spare) < spares {
+				again++
+			}
+			want = append(want, e.id)
+			if i%7 == 0 {
+				got = append(got, ids(t, r)...)
+				if err := s.commit(r.at); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		r.close()
+		s.w.close() // the process dies: nothing is tidied up
+		s.release()
+	}
+	s, start, _ := mustOpen(t, dir, 1<<20, 300)
+	r := newSpoolReader(s, start)
+	if got = append(got, ids(t, r)...); !slices.Equal(got, want) {
+		t.Errorf("%v came back, want %v", got, want)
+	}
+	r.close()
+	s.close(r.at)
+	if again == 0 {
+		t.Error("no segment was written again")
 	}
 }

@@ -68,6 +68,7 @@ type spool struct {
 	total int64           // their sum
 	first int64           // oldest segment on disk
 	buf   []byte
+	kept  keptSegments
 }
 
 // openSpool locks the folder and finds what an earlier process left. start is where unacknowledged entries begin, found
@@ -186,12 +187,15 @@ func (s *spool) path(seg int64) string {
 }
 
 func (s *spool) openSegment(seg int64) error {
-	w, err := createSegment(s.path(seg), s.segment)
-	if err != nil {
-		return fmt.Errorf("open spool segment: %w", err)
+	w := s.kept.again(s.path(seg))
+	if w == nil {
+		var err error
+		if w, err = createSegment(s.path(seg), s.segment); err != nil {
+			return fmt.Errorf("open spool segment: %w", err)
+		}
 	}
 	if s.w != nil {
-		s.w.close()
+		s.kept.full(s.seg, s.w)
 	}
 	s.w, s.seg = w, seg
 	s.sizes[seg] = 0
@@ -267,21 +271,38 @@ func (s *spool) loadCursor() position {
 	return p
 }
 
-// commit remembers that everything before p is acknowledged and removes the segments behind it.
+// commit remembers that everything before p is acknowledged, and removes the segments behind it or has them written again.
 func (s *spool) commit(p position) error {
 	if _, err := s.cursor.WriteAt(fmt.Appendf(nil, "%020d %020d\n", p.seg, p.off), 0); err != nil {
 		return fmt.Errorf("write spool cursor: %w", err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for ; s.first < p.seg; s.first++ {
-		if size, ok := s.sizes[s.first]; ok {
-			os.Remove(s.path(s.first))
-			s.total -= size
-			delete(s.sizes, s.first)
+	for {
+		seg, size, w := s.acknowledged(p.seg)
+		switch {
+		case seg == 0:
+			return nil
+		case w == nil || !w.zero(size):
+			os.Remove(s.path(seg))
+		default:
+			s.mu.Lock()
+			s.kept.spare = append(s.kept.spare, w)
+			s.mu.Unlock()
 		}
 	}
-	return nil
+}
+
+// acknowledged takes the oldest segment before one out of the spool; 0: there is none. w is nil where it is not kept.
+func (s *spool) acknowledged(before int64) (seg, size int64, w *segmentFile) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ; s.first < before; s.first++ {
+		if size, ok := s.sizes[s.first]; ok {
+			s.total -= size
+			delete(s.sizes, s.first)
+			return s.first, size, s.kept.take(s.first)
+		}
+	}
+	return 0, 0, nil
 }
 
 // end is where the next entry will be written, and whether segment seg is complete (another follows).
@@ -316,6 +337,7 @@ func (s *spool) close(done position) {
 		s.w.close()
 		s.w = nil
 	}
+	s.kept.close()
 	if done.seg == s.seg && done.off == s.sizes[s.seg] {
 		os.Remove(s.path(s.seg))
 	}

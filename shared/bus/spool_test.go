@@ -65,10 +65,13 @@ func TestSpoolReturnsEveryEntryInOrderAcrossSegments(t *testing.T) {
 	if err := s.commit(r.at); err != nil {
 		t.Fatal(err)
 	}
-	if segs, _ := s.list(); len(segs) != 1 {
+	if segs, _ := s.list(); len(segs) > 1+maxKept {
 		t.Errorf("acknowledged segments stay on disk: %v", segs)
 	}
 	s.close(r.at)
+	if segs, _ := s.list(); len(segs) != 0 {
+		t.Errorf("segments stay on disk: %v", segs)
+	}
 }
 
 func TestSpoolRestart(t *testing.T) {
