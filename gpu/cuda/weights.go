@@ -49,8 +49,8 @@ type loader struct {
 	err    error
 }
 
-// carrier fills pinned buffers in turn and sends them to the card on a stream of its own: one is filled while the other is on its way. One
-// processor alone is slower than the link to the card, so there are several carriers. One goroutine owns each.
+// carrier fills pinned buffers in turn and sends them to the card: one is filled while the other is on its way. One processor alone is slower
+// than the link to the card, so there are several carriers, on one stream: from stream to stream the card needs 10 µs. One goroutine owns each.
 type carrier struct {
 	*launcher
 	bf16   bool
@@ -86,8 +86,8 @@ func carry(la *launcher, bf16 bool, pieces <-chan func(*carrier) error) (wait fu
 	for i := range errs {
 		all.Go(func() {
 			runtime.LockOSThread() // never unlocked: the thread, bound to the card, ends with the goroutine
-			c := &carrier{bf16: bf16}
-			err := c.open(la)
+			c := &carrier{launcher: newLauncher(la.stream, la.kernels), bf16: bf16}
+			err := c.open()
 			for piece := range pieces {
 				if err == nil {
 					err = piece(c)
@@ -102,16 +102,11 @@ func carry(la *launcher, bf16 bool, pieces <-chan func(*carrier) error) (wait fu
 	}
 }
 
-// open makes stream and stages; la is a launcher of the same card.
-func (c *carrier) open(la *launcher) error {
-	if err := la.context.current(); err != nil {
+// open makes the stages.
+func (c *carrier) open() error {
+	if err := c.current(); err != nil {
 		return err
 	}
-	s, err := la.newStream()
-	if err != nil {
-		return err
-	}
-	c.launcher = newLauncher(s, la.kernels)
 	for i := range c.stages {
 		err := c.growPinned(&c.stages[i].pinned, pieceBytes)
 		if err == nil {
@@ -126,14 +121,11 @@ func (c *carrier) open(la *launcher) error {
 
 // close waits for the pieces that are on their way, and frees what they went through.
 func (c *carrier) close() error {
-	if c.launcher == nil {
-		return nil
-	}
 	err := firstOf(c.wait(), c.free(c.wide.at))
 	for i := range c.stages {
 		err = firstOf(err, c.freeStage(&c.stages[i]))
 	}
-	return firstOf(err, c.do("cuStreamDestroy_v2", c.handle))
+	return err
 }
 
 // next gives the stage whose turn it is, once its last piece is on the card.
