@@ -32,7 +32,7 @@ verify-procs 90 node cases equal
 narrow     150 1 decode 64
 stages      60 1 prefilled
 loopback    40 0 plain loopback
-tests      240 1 passed
+tests      400 1 passed
 memcheck    60 1 ERROR SUMMARY
 racecheck   80 1 RACECHECK SUMMARY
 soak       530 1 requests

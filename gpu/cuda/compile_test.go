@@ -42,6 +42,7 @@ func TestKernelsCompileForEveryKindOfCard(t *testing.T) {
 			for _, kv := range []string{"bf16", "f8e4m3", "f32"} {
 				narrow := name == "heads of 64"
 				t.Run(fmt.Sprintf("%s, sm_%d, %s", name, arch, kv), func(t *testing.T) {
+					t.Parallel()
 					m, err := model.ParseConfig([]byte(shape))
 					if err != nil {
 						t.Fatal(err)
