@@ -211,7 +211,6 @@ const maxFailures = 3
 // loop is what Run runs.
 func (e *Engine) loop(ctx context.Context) error {
 	e.timer = time.NewTimer(time.Hour)
-	defer e.timer.Stop()
 	var err error
 	for ctx.Err() == nil && err == nil {
 		e.runCommands()
@@ -294,6 +293,7 @@ func (e *Engine) stop(cause error) error {
 		}
 		break
 	}
+	e.timer.Stop() // here, since the goroutine of loop may be lost in a call, and come back at any moment
 	why := ErrStopped
 	if cause != nil {
 		why = fmt.Errorf("%w: %w", ErrStopped, cause)

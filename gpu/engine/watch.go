@@ -68,7 +68,7 @@ type watch struct {
 
 	mu     sync.Mutex // guards the fields below
 	oldest running
-	copies []*backend.Copy // that have not ended, in the order in which they were queued
+	copies []*backend.Copy // whose end nobody has seen, in the order in which they were queued
 }
 
 // running is a step on the device.
@@ -114,12 +114,25 @@ func (w *watch) await(c *backend.Copy) error {
 	return c.Err
 }
 
-// ended says that a copy has.
+// ended says that the end of a copy was seen.
 func (w *watch) ended(c *backend.Copy) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	i := slices.Index(w.copies, c)
 	w.copies = slices.Delete(w.copies, i, i+1)
+}
+
+// copying is the oldest copy that the device has not ended; nil: there is none. Who queued one may wait for something else before it
+// says ended, such as a disk. The mutex is held.
+func (w *watch) copying() *backend.Copy {
+	for _, c := range w.copies {
+		select {
+		case <-c.Done():
+		default:
+			return c
+		}
+	}
+	return nil
 }
 
 // enter comes before a call of the back end by the loop. Until leave the engine may be ended by Run.
@@ -183,11 +196,7 @@ func (w *watch) run(ctx context.Context) {
 		case <-tick.C:
 		}
 		w.mu.Lock()
-		r := w.oldest
-		var c *backend.Copy
-		if len(w.copies) > 0 {
-			c = w.copies[0]
-		}
+		r, c := w.oldest, w.copying()
 		w.mu.Unlock()
 		in := w.calls.Load()
 		if in%2 == 0 {

@@ -256,6 +256,27 @@ func TestAnEngineThatHangsInItsDeviceEndsItsRequests(t *testing.T) {
 	}
 }
 
+// TestACopyThatHasEndedIsNoHang: who queued it may wait for something else before it looks, such as a disk.
+func TestACopyThatHasEndedIsNoHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWatch(time.Second)
+		ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
+		defer stop()
+		w.begun(backend.NewCopy()).Finish()
+		next := w.begun(backend.NewCopy())
+		time.AfterFunc(500*time.Millisecond, next.Finish)
+		if w.run(ctx); w.err != nil {
+			t.Fatal(w.err)
+		}
+		ctx, stop = context.WithTimeout(t.Context(), 5*time.Second)
+		defer stop()
+		w.begun(backend.NewCopy())
+		if w.run(ctx); !errors.Is(w.err, ErrHung) {
+			t.Errorf("a copy behind those that have ended: %v, want ErrHung", w.err)
+		}
+	})
+}
+
 // TestSlowStepsAreNoHang: steps that take many times the least deadline, and a rest between them.
 func TestSlowStepsAreNoHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
