@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -294,4 +295,37 @@ func BenchmarkPublish(b *testing.B) {
 		p.Publish(rec)
 	}
 	p.Close(b.Context())
+}
+
+// Lines about what clients do wrong begin with what that is: each connection of one has another port and number.
+func TestTheServersLinesBeginWithWhatTheySay(t *testing.T) {
+	lines := make(chan string, 100)
+	e, err := StartEmbedded(EmbeddedOptions{Listen: "127.0.0.1:0", StoreDir: t.TempDir(), Token: "secret", Logger: slog.New(firstFields(lines))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	for range 3 {
+		if c, err := nats.Connect(e.URL(), nats.Token("wrong")); err == nil {
+			c.Close()
+			t.Fatal("a wrong token is taken")
+		}
+		if got := <-lines; !strings.HasPrefix(got, "authentication error") {
+			t.Errorf("a line begins with %q", got)
+		}
+	}
+}
+
+// firstFields is a handler that passes on the value of the first field of each warning.
+type firstFields chan<- string
+
+func (f firstFields) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelWarn }
+func (f firstFields) WithAttrs([]slog.Attr) slog.Handler           { return f }
+func (f firstFields) WithGroup(string) slog.Handler                { return f }
+func (f firstFields) Handle(_ context.Context, r slog.Record) error {
+	r.Attrs(func(a slog.Attr) bool {
+		f <- a.Value.String()
+		return false
+	})
+	return nil
 }

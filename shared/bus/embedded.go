@@ -1,11 +1,13 @@
 package bus
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -81,19 +83,20 @@ func (e *Embedded) Close() {
 // natsLog passes the server's warnings on; its chatter at start is debug.
 type natsLog struct{ log *slog.Logger }
 
-func (l natsLog) Noticef(format string, v ...any) {
-	l.log.Debug("nats", "text", fmt.Sprintf(format, v...))
+func (l natsLog) Noticef(format string, v ...any) { l.line(slog.LevelDebug, format, v) }
+func (l natsLog) Warnf(format string, v ...any)   { l.line(slog.LevelWarn, format, v) }
+func (l natsLog) Fatalf(format string, v ...any)  { l.line(slog.LevelError, format, v) }
+func (l natsLog) Errorf(format string, v ...any)  { l.line(slog.LevelError, format, v) }
+func (l natsLog) Debugf(format string, v ...any)  { l.line(slog.LevelDebug, format, v) }
+func (l natsLog) Tracef(string, ...any)           {}
+
+// line begins with what is said. Of a client the server says "ADDRESS - cid:NUMBER - " before it, which is another one with every
+// connection: a logger that counts lines by their first field would take each for something new.
+func (l natsLog) line(level slog.Level, format string, v []any) {
+	text := fmt.Sprintf(format, v...)
+	if p := strings.SplitN(text, " - ", 3); len(p) == 3 && strings.HasPrefix(p[1], "cid:") {
+		l.log.Log(context.Background(), level, "nats", "text", p[2], "client", p[0])
+		return
+	}
+	l.log.Log(context.Background(), level, "nats", "text", text)
 }
-func (l natsLog) Warnf(format string, v ...any) {
-	l.log.Warn("nats", "text", fmt.Sprintf(format, v...))
-}
-func (l natsLog) Fatalf(format string, v ...any) {
-	l.log.Error("nats", "text", fmt.Sprintf(format, v...))
-}
-func (l natsLog) Errorf(format string, v ...any) {
-	l.log.Error("nats", "text", fmt.Sprintf(format, v...))
-}
-func (l natsLog) Debugf(format string, v ...any) {
-	l.log.Debug("nats", "text", fmt.Sprintf(format, v...))
-}
-func (l natsLog) Tracef(string, ...any) {}
