@@ -44,6 +44,7 @@ type Options struct {
 	OnLine    func(*timeline.Line)  // called by Run with every line that was written; must not block
 	Registry  prometheus.Registerer // nil: no metrics
 	Logger    *slog.Logger          // nil: slog.Default()
+	Strangers *slog.Logger          // for records that cannot be read; nil: Logger
 	MaxBytes  int64                 // size at which files are rotated; 0: 256 MiB
 	MaxTotal  int64                 // size of all files of timelines; the oldest are removed. 0: no limit
 	Compress  bool                  // files that are complete are compressed
@@ -159,6 +160,9 @@ func setDefaults(o *Options) {
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
+	}
+	if o.Strangers == nil {
+		o.Strangers = o.Logger
 	}
 }
 

@@ -1,6 +1,7 @@
 package collect
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,12 +10,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"meridian.internal/router/jsonl"
 	"meridian.internal/router/timeline"
@@ -526,4 +529,41 @@ func TestWhoWaitsForALineGetsItAtOnce(t *testing.T) {
 		}
 		stop()
 	})
+}
+
+// What others send is not told by the logger that tells of the disk: one that leaves lines out would let the last word be a wrong one.
+func TestWhatStrangersSendIsToldApart(t *testing.T) {
+	ctx, conn := stream(t)
+	var own, strangers bytes.Buffer
+	c, err := New(Options{
+		Router: "r0", Dir: t.TempDir(), Conn: conn,
+		Logger: slog.New(slog.NewTextHandler(&own, nil)), Strangers: slog.New(slog.NewTextHandler(&strangers, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- c.Run(run) }()
+	if _, err := conn.JetStream().Publish(ctx, bus.PhaseSubject("r0", phase.Gen, "g"), []byte("{")); err != nil {
+		t.Fatal(err)
+	}
+	var m dto.Metric
+	for m.GetCounter().GetValue() == 0 && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+		if err := c.metrics.bad.Write(&m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	c.complain(errors.New("the disk is full"))
+	if n := strings.Count(strangers.String(), "\n"); n != 1 || !strings.Contains(strangers.String(), "record cannot be read") {
+		t.Errorf("of strangers it says %q", &strangers)
+	}
+	if n := strings.Count(own.String(), "\n"); n != 1 || !strings.Contains(own.String(), "timelines cannot be written") {
+		t.Errorf("of itself it says %q", &own)
+	}
 }

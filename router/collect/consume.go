@@ -108,7 +108,7 @@ func (c *Collector) deliver(ctx context.Context, msg jetstream.Msg, adopted stri
 	}
 	if err != nil {
 		c.metrics.bad.Inc()
-		c.log.Warn("record cannot be read", "subject", msg.Subject(), "error", err)
+		c.o.Strangers.Warn("record cannot be read", "subject", msg.Subject(), "error", err)
 		if err := msg.Term(); err != nil {
 			c.metrics.ackErrors.Inc()
 		}
