@@ -33,6 +33,21 @@ type turn struct {
 	to   []byte // of the caller, for which the stage is; nil: there is nothing in it
 }
 
+// stage is a pinned buffer; free comes to pass when what went through it last is where it belongs.
+type stage struct {
+	pinned
+	free event
+}
+
+// freeStage frees what a stage holds; nothing is on its way through it.
+func (c *context) freeStage(s *stage) error {
+	err := c.freePinned(&s.pinned)
+	if s.free != 0 {
+		err = firstOf(err, c.do("cuEventDestroy_v2", uintptr(s.free)))
+	}
+	return err
+}
+
 const (
 	copyStage   = 4 << 20   // bytes of a part, at least one region
 	leastDirect = 16 << 10  // bytes of a region that is worth a copy of its own

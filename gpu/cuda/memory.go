@@ -81,6 +81,16 @@ func (p *pinned) bytes() []byte {
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&p.at)), p.size)
 }
 
+// register pins memory of the process, for all cards, until unregister.
+func (c *context) register(b []byte) error {
+	const portable = 1
+	return c.do("cuMemHostRegister_v2", uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), portable)
+}
+
+func (c *context) unregister(b []byte) error {
+	return c.do("cuMemHostUnregister", uintptr(unsafe.Pointer(&b[0])))
+}
+
 // view is s as bytes.
 func view[E int32 | float32 | uint32 | uint64](s []E) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(E))))

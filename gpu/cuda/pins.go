@@ -23,8 +23,7 @@ const (
 // open registers the memory. Where the system does not let that be, there is none.
 func (p *pins) open(c *context) {
 	all := make([]byte, pinBytes*pinCount)
-	const portable = 1 // for all cards
-	if c.do("cuMemHostRegister_v2", uintptr(unsafe.Pointer(&all[0])), uintptr(len(all)), portable) == nil {
+	if c.register(all) == nil {
 		p.use(all)
 	}
 }
@@ -47,7 +46,7 @@ func (p *pins) close(c *context) error {
 	if all == nil {
 		return nil
 	}
-	return c.do("cuMemHostUnregister", uintptr(unsafe.Pointer(&all[0])))
+	return c.unregister(all)
 }
 
 // Take implements kvwire.Buffers. When no piece is left, or it is too small, it gives other memory.

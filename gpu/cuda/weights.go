@@ -5,10 +5,13 @@ package cuda
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"runtime"
 	"slices"
 	"sync"
+	"syscall"
+	"unsafe"
 
 	"meridian.internal/gpu/backend"
 	"meridian.internal/gpu/model"
@@ -49,44 +52,39 @@ type loader struct {
 	err    error
 }
 
-// carrier fills pinned buffers in turn and sends them to the card: one is filled while the other is on its way. One processor alone is slower
-// than the link to the card, so there are several carriers, on one stream: from stream to stream the card needs 10 µs. One goroutine owns each.
+// carrier fills its two halves of a pinned page in turn and sends them to the card: one is filled while the other is on its way. One processor alone
+// is slower than the link to the card, so there are several carriers, on one stream. One goroutine owns each.
 type carrier struct {
 	*launcher
 	bf16   bool
-	stages [2]stage
+	page   []byte
+	pinned bool     // else the driver copies once more
+	gone   [2]event // comes to pass when the card has the last piece of a half
 	turn   int
 	wide   buffer // rows that are to become narrow
 }
 
 const (
-	maxCarriers = 8       // some processors are faster than the link; each costs pinned memory
-	pieceBytes  = 1 << 20 // on its way; a multiple of every element size
+	maxCarriers = 8 // some processors are faster than the link; each costs pinned memory
+	pageBytes   = 2 << 20
+	pieceBytes  = pageBytes / 2 // on its way; a multiple of every element size
 )
 
-// stage is a pinned buffer; free comes to pass when the card has its last piece.
-type stage struct {
-	pinned
-	free event
-}
-
-// freeStage frees what a stage holds; nothing is on its way through it.
-func (c *context) freeStage(s *stage) error {
-	err := c.freePinned(&s.pinned)
-	if s.free != 0 {
-		err = firstOf(err, c.do("cuEventDestroy_v2", uintptr(s.free)))
-	}
-	return err
-}
-
 // carry starts carriers for what comes out of pieces, and gives what waits for their end.
-func carry(la *launcher, bf16 bool, pieces <-chan func(*carrier) error) (wait func() error) {
+func carry(la *launcher, bf16 bool, pieces <-chan func(*carrier) error) (wait func() error, err error) {
+	n := min(runtime.GOMAXPROCS(0), maxCarriers)
+	memory, err := syscall.Mmap(-1, 0, (n+1)*pageBytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		return nil, fmt.Errorf("map memory for weights on their way: %w", err)
+	}
+	_ = syscall.Madvise(memory, syscall.MADV_HUGEPAGE) // large pages are pinned sooner
+	pages := memory[-uintptr(unsafe.Pointer(&memory[0]))%pageBytes:]
 	var all sync.WaitGroup
-	errs := make([]error, min(runtime.GOMAXPROCS(0), maxCarriers))
+	errs := make([]error, n)
 	for i := range errs {
 		all.Go(func() {
 			runtime.LockOSThread() // never unlocked: the thread, bound to the card, ends with the goroutine
-			c := &carrier{launcher: newLauncher(la.stream, la.kernels), bf16: bf16}
+			c := &carrier{launcher: newLauncher(la.stream, la.kernels), bf16: bf16, page: pages[i*pageBytes:][:pageBytes]}
 			err := c.open()
 			for piece := range pieces {
 				if err == nil {
@@ -98,51 +96,49 @@ func carry(la *launcher, bf16 bool, pieces <-chan func(*carrier) error) (wait fu
 	}
 	return func() error {
 		all.Wait()
-		return errors.Join(errs...)
-	}
+		return errors.Join(errors.Join(errs...), syscall.Munmap(memory))
+	}, nil
 }
 
-// open makes the stages.
+// open pins the page.
 func (c *carrier) open() error {
-	if err := c.current(); err != nil {
+	err := c.current()
+	for i := range c.gone {
+		if err == nil {
+			c.gone[i], err = c.newEvent()
+		}
+	}
+	if err != nil {
 		return err
 	}
-	for i := range c.stages {
-		err := c.growPinned(&c.stages[i].pinned, pieceBytes)
-		if err == nil {
-			c.stages[i].free, err = c.newEvent()
-		}
-		if err != nil {
-			return err
-		}
-	}
+	clear(c.page) // here, not in the driver, which does one after the other
+	c.pinned = c.register(c.page) == nil
 	return nil
 }
 
 // close waits for the pieces that are on their way, and frees what they went through.
 func (c *carrier) close() error {
 	err := firstOf(c.wait(), c.free(c.wide.at))
-	for i := range c.stages {
-		err = firstOf(err, c.freeStage(&c.stages[i]))
+	if c.pinned {
+		err = firstOf(err, c.unregister(c.page))
+	}
+	for _, e := range c.gone {
+		if e != 0 {
+			err = firstOf(err, c.do("cuEventDestroy_v2", uintptr(e)))
+		}
 	}
 	return err
 }
 
-// next gives the stage whose turn it is, once its last piece is on the card.
-func (c *carrier) next() (*stage, error) {
-	s := &c.stages[c.turn]
-	c.turn = 1 - c.turn
-	return s, c.waitEvent(s.free) // at once, if it was never sent
-}
-
 // send brings n bytes to the card, which fill writes.
 func (c *carrier) send(to address, n int, fill func(buf []byte)) error {
-	s, err := c.next()
-	if err != nil {
+	half, gone := c.page[c.turn*pieceBytes:][:n], c.gone[c.turn]
+	c.turn = 1 - c.turn
+	if err := c.waitEvent(gone); err != nil { // at once, if it was never sent
 		return err
 	}
-	fill(s.bytes()[:n])
-	return firstOf(c.upload(to, s.at, n), c.record(s.free))
+	fill(half)
+	return firstOf(c.upload(to, uintptr(unsafe.Pointer(&half[0])), n), c.record(gone))
 }
 
 func elementSize(bf16 bool) int {
@@ -239,7 +235,10 @@ func convert(dst, src []byte, t model.DType, bf16 bool) {
 // loadWeights copies the stage's part of the model; narrow says that the matrices of layers get eight bits a weight.
 func loadWeights(la *launcher, m *model.Model, st backend.Stage, bf16, narrow bool) (*weights, error) {
 	pieces := make(chan func(*carrier) error, piecesAhead)
-	wait := carry(la, bf16, pieces)
+	wait, err := carry(la, bf16, pieces)
+	if err != nil {
+		return &weights{}, err
+	}
 	l := &loader{launcher: la, bf16: bf16, pieces: pieces}
 	w, matrix, first, end := &weights{}, l.matrix, st.First, st.End
 	w.turns = l.rotations(&m.Config) // first, since they are computed
