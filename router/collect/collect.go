@@ -56,7 +56,7 @@ type Collector struct {
 	o        Options
 	log      *slog.Logger
 	in       chan message
-	hurry    chan struct{} // one token: somebody waits for a line
+	hurry    chan struct{} // one token: somebody waits for a line, or a batch is there
 	closed   chan sealing  // files that are complete, from Run to the sealer
 	bequests chan bequest  // from Run to who tells them
 	lines    *jsonl.Writer
@@ -199,6 +199,9 @@ func (c *Collector) Add(rec *phase.Record) error {
 	}
 	select {
 	case c.in <- m:
+		if len(c.in) >= gatherMost {
+			c.hasten()
+		}
 	default:
 		c.metrics.busy.Inc()
 		err = errors.Join(err, ErrBusy)
@@ -268,14 +271,21 @@ func (c *Collector) loop(stop <-chan struct{}, enough func() bool) {
 
 // gatherTime is how long messages gather while requests come one after another: to take each alone would wake Run for each, and
 // cost the request that is about to end its processor.
-const gatherTime = 2 * time.Millisecond
+const gatherTime = 10 * time.Millisecond
+
+// gatherMost records of this router are a batch without waiting longer: a large one would keep a processor from requests.
+const gatherMost = 12
 
 // gather lets messages come together, unless somebody waits for a line.
 func (c *Collector) gather(t *time.Timer) {
+	select {
+	case <-c.hurry: // of what was taken; if not, it is seen below
+	default:
+	}
 	c.mu.Lock()
 	awaited := len(c.expects) > 0
 	c.mu.Unlock()
-	if awaited {
+	if awaited || len(c.in) >= gatherMost {
 		return
 	}
 	t.Reset(gatherTime)

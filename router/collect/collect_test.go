@@ -527,6 +527,13 @@ func TestWhoWaitsForALineGetsItAtOnce(t *testing.T) {
 		if _, there := c.Find("d"); !there {
 			t.Error("d was not taken after the time to gather")
 		}
+		add("e") // is taken alone, or begins a batch
+		for i := range 2 * gatherMost {
+			add(fmt.Sprint("of many ", i))
+		}
+		if _, there := c.Find(fmt.Sprint("of many ", gatherMost-1)); !there {
+			t.Error("a batch of many waits")
+		}
 		stop()
 	})
 }

@@ -12,14 +12,19 @@ func (c *Collector) Expect(requestID string) (line <-chan *timeline.Line, forget
 		c.expects = map[string]chan<- *timeline.Line{}
 	}
 	c.expects[requestID] = ch
-	select {
-	case c.hurry <- struct{}{}:
-	default:
-	}
+	c.hasten()
 	return ch, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.expects, requestID)
+	}
+}
+
+// hasten ends what messages gather for now.
+func (c *Collector) hasten() {
+	select {
+	case c.hurry <- struct{}{}:
+	default:
 	}
 }
 
