@@ -27,6 +27,51 @@ import (
 
 var small = sim.Config{Vocab: 1000, TokensPerBlock: 8, KVBlocks: 80, MaxSlots: 8}
 
+// TestARankWithLessKVRefusesForItselfOnly: cards leave different room for blocks.
+func TestARankWithLessKVRefusesForItselfOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		devices := []sim.Config{small, small, small}
+		devices[0].KVBlocks, devices[2].KVBlocks = 10, 10
+		devices[1].Cost.Step = 1e6
+		r := newRigOf(t, Options{Engine: engine.Config{MaxBatchSize: 1, MaxWaiting: 1}}, devices)
+		long := infer.Request{Prompt: make([]int32, 200), MaxTokens: 2, IgnoreEOS: true}
+		for range 6 { // each rank has its turn
+			s, err := r.Submit(long)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, done, err := finish(s); err != nil || *done.Report.Rank != 1 {
+				t.Fatalf("done %+v, %v, want it from rank 1", done, err)
+			}
+		}
+		full := 0
+		var open []Sequence
+		for range 9 {
+			s, err := r.Submit(long)
+			if err == nil {
+				open = append(open, s)
+				continue
+			}
+			if full++; !errors.Is(err, engine.ErrQueueFull) {
+				t.Errorf("rank 1 has no place: %v", err)
+			}
+		}
+		for _, s := range open {
+			if _, _, err := finish(s); err != nil {
+				t.Error(err)
+			}
+		}
+		if full < 3 {
+			t.Errorf("%d of 9 were refused", full)
+		}
+		long.Prompt = make([]int32, 700)
+		if _, err := r.Submit(long); !errors.Is(err, engine.ErrTooLong) {
+			t.Errorf("for no rank: %v, want ErrTooLong", err)
+		}
+		r.stop()
+	})
+}
+
 func TestTextsAreThoseOfOneRank(t *testing.T) {
 	for _, ranks := range []int{1, 2, 4} {
 		for _, overlap := range []bool{false, true} {

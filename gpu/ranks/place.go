@@ -1,6 +1,7 @@
 package ranks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -54,14 +55,20 @@ func (g *Group) candidates(r *infer.Request) []choice {
 	return list
 }
 
-// place gives a request to the best rank that takes it. It stays there: its KV does.
+// place gives a request to the best rank that takes it. It stays there: its KV does. A rank whose queue is full may take it later, one with
+// too little KV never: the latter says nothing where there is one of the former.
 func (g *Group) place(r *infer.Request, give func(executor) error) (err error) {
 	if len(g.ranks) == 1 {
 		return give(g.ranks[0])
 	}
 	for _, c := range g.candidates(r) {
-		if err = give(g.ranks[c.rank]); !errors.Is(err, engine.ErrQueueFull) {
-			return err
+		switch e := give(g.ranks[c.rank]); {
+		case errors.Is(e, engine.ErrQueueFull):
+			err = e
+		case errors.Is(e, engine.ErrTooLong):
+			err = cmp.Or(err, e)
+		default:
+			return e
 		}
 	}
 	return err
