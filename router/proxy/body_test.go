@@ -173,7 +173,7 @@ func TestABodyIsItsRequestsOwn(t *testing.T) {
 		all.Go(func() {
 			for j := range 20 {
 				id := fmt.Sprintf("r%d-%d", i, j)
-				body := fmt.Sprintf(`{"model":"m","prompt":"hi","stream":true,"x":%q,"user":%q}`, strings.Repeat("x", 97*j), id)
+				body := fmt.Sprintf(`{"model":"m","prompt":"hi","stream":true,"x":%q,"user":%q}`, strings.Repeat("x", 2111*j), id) // some are written in pieces
 				if got := c.post("/v1/completions", body, api.HeaderRequestID, id); got.status != 200 {
 					t.Errorf("got %d %s", got.status, got.body)
 				}
