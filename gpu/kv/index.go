@@ -222,27 +222,17 @@ func (p *Pool) Check() error {
 }
 
 func (p *Pool) checkLists() error {
-	seen := make(map[int32]bool, len(p.free)+p.cached.n)
+	seen := make(map[int32]bool, len(p.free))
 	for _, id := range p.free {
 		if b := &p.blocks[id]; seen[id] || b.refs != 0 || b.leases != 0 || b.indexed {
 			return fmt.Errorf("kv: block %d is in the free list but not free, or twice", id)
 		}
 		seen[id] = true
 	}
-	n := 0
-	for class := range p.cached.lists {
-		for id := p.cached.lists[class].oldest; id != none; id = p.cached.lists[class].next[id] {
-			if seen[id] || n > p.cached.n || int(p.cached.class[id]) != class {
-				return fmt.Errorf("kv: block %d is twice in the lists, or in one of another class", id)
-			}
-			seen[id] = true
-			n++
-		}
-	}
-	if n != p.cached.n {
-		return fmt.Errorf("kv: %d blocks in the list of cached ones, the books say %d", n, p.cached.n)
-	}
-	return nil
+	return p.cached.check(func(id int32) bool {
+		b := &p.blocks[id]
+		return !seen[id] && b.refs == 0 && b.leases == 0 && b.indexed
+	})
 }
 
 // Unowned counts the held and leased blocks that are not marked as owned, by block number: blocks that leaked.

@@ -1,5 +1,7 @@
 package kv
 
+import "fmt"
+
 // lru is a list of block numbers by age; a number is in it at most once.
 type lru struct {
 	prev, next     []int32
@@ -122,4 +124,20 @@ func (s *shelves) next() int32 {
 		return s.lists[pinned].oldest
 	}
 	return best
+}
+
+// check verifies that each list has blocks of its class, all that there are, and none that must not be there.
+func (s *shelves) check(may func(id int32) bool) error {
+	n := 0
+	for class := range s.lists {
+		for id := s.lists[class].oldest; id != none; id = s.lists[class].next[id] {
+			if n++; n > s.n || int(s.class[id]) != class || !may(id) {
+				return fmt.Errorf("kv: %d is twice in the lists, in one of another class, or not cached", id)
+			}
+		}
+	}
+	if n != s.n {
+		return fmt.Errorf("kv: %d in the lists of what is cached, the books say %d", n, s.n)
+	}
+	return nil
 }

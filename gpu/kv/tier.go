@@ -340,7 +340,7 @@ func (p *Pool) loaded(loads []Move, good int) {
 	p.totals.Missed += int64(len(loads) - good)
 }
 
-// checkBelow verifies that each slot of each tier is free, in the order of use, or pinned, and that the index is right.
+// checkBelow verifies that each slot of each tier is free, in the order of use, or pinned, and that order and index are right.
 func (p *Pool) checkBelow() error {
 	for _, t := range p.below {
 		pinned, named, nameless := 0, 0, 0
@@ -365,6 +365,15 @@ func (p *Pool) checkBelow() error {
 			return fmt.Errorf("kv: of %d slots of the %s %d are free, %d cached, %d pinned, %d of them for nothing; %d have names, the index holds %d",
 				len(t.slots), t.tier, len(t.free), t.order.n, pinned, nameless, named, len(t.index))
 		}
+		if err := t.order.check(t.ordered); err != nil {
+			return fmt.Errorf("slots of the %s: %w", t.tier, err)
+		}
 	}
 	return nil
+}
+
+// ordered tells whether a slot belongs where it is in the order: of more pins than their share some are lost.
+func (t *below) ordered(id int32) bool {
+	s, class := &t.slots[id], t.order.class[id]
+	return s.pins == 0 && s.here && (class == s.class || class == usual && (s.class == 0 || s.class == pinned))
 }
