@@ -52,8 +52,8 @@ func (p position) before(q position) bool {
 	return p.seg < q.seg || p.seg == q.seg && p.off < q.off
 }
 
-// spool is a queue on disk in segment files 0000000001.spool, ... An entry is there when append returns (write(2), no
-// fsync). Any goroutine appends; one goroutine reads and commits.
+// spool is a queue on disk in segment files 0000000001.spool, ... An entry is there when append returns (no
+// fsync; see segmentFile). Any goroutine appends; one goroutine reads and commits.
 type spool struct {
 	dir      string
 	lock     *os.File
