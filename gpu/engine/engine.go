@@ -278,22 +278,7 @@ func (e *Engine) stop(cause error) error {
 	for _, command := range e.commands.close() {
 		command()
 	}
-	e.timer.Reset(wait)
-	for len(e.flights) > 0 {
-		select {
-		case <-e.flights[0].step.Done():
-			if err := e.collect(); cause == nil {
-				cause = err
-			}
-			continue
-		case <-e.timer.C:
-			if cause == nil {
-				cause = fmt.Errorf("engine: step %d still runs %v after the end: %w", e.flights[0].step.Iter, wait, ErrStopped)
-			}
-		}
-		break
-	}
-	e.timer.Stop() // here, since the goroutine of loop may be lost in a call, and come back at any moment
+	cause = e.lastSteps(wait, cause)
 	why := ErrStopped
 	if cause != nil {
 		why = fmt.Errorf("%w: %w", ErrStopped, cause)
@@ -318,6 +303,26 @@ func (e *Engine) stop(cause error) error {
 		e.prof.Close()
 	}
 	close(e.stopped)
+	return cause
+}
+
+// lastSteps waits for the steps in flight.
+func (e *Engine) lastSteps(wait time.Duration, cause error) error {
+	e.timer.Reset(wait)
+	defer e.timer.Stop() // not in loop: its goroutine may be lost in a call, and come back at any moment
+	for len(e.flights) > 0 {
+		select {
+		case <-e.flights[0].step.Done():
+			if err := e.collect(); cause == nil {
+				cause = err
+			}
+		case <-e.timer.C:
+			if cause == nil {
+				cause = fmt.Errorf("engine: step %d still runs %v after the end: %w", e.flights[0].step.Iter, wait, ErrStopped)
+			}
+			return cause
+		}
+	}
 	return cause
 }
 
