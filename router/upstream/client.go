@@ -139,8 +139,7 @@ func (c *Client) Do(ctx context.Context, req *Request) (*Response, error) {
 	}
 	send := func(cn *conn) error { // again on another connection, if need be
 		if small {
-			_, err := cn.Write(*buf)
-			return err
+			return cn.Ask(*buf)
 		}
 		return cn.WriteAll(append(append([][]byte{*buf}, req.Body...), req.Tail))
 	}

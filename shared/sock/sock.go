@@ -29,6 +29,7 @@ type Conn struct {
 	quiet    bool // what the last look said
 	readFn   func(uintptr) bool
 	writeFn  func(uintptr) bool
+	askFn    func(uintptr) bool
 	pooled   *[]byte // of buffers; nil: none is held, or one that is larger
 	buf      []byte  // buf[from:to] was read and not taken
 	from, to int
@@ -66,7 +67,7 @@ func New(c net.Conn) *Conn {
 	}
 	s.under, s.lookFn = raw, s.look
 	if secure == nil {
-		s.raw, s.readFn, s.writeFn = raw, s.tryRead, s.tryWrite
+		s.raw, s.readFn, s.writeFn, s.askFn = raw, s.tryRead, s.tryWrite, s.tryAsk
 	}
 	return s
 }
@@ -212,6 +213,32 @@ func (c *Conn) Write(p []byte) (int, error) {
 		err = c.writeErr
 	}
 	return n, err
+}
+
+// Ask is Write, and waits for the answer: the Fill that follows finds it there, and need not look in vain before it waits.
+func (c *Conn) Ask(p []byte) error {
+	if c.raw != nil && len(p) > 0 && c.reads.has == c.reads.want {
+		c.out = p
+		_ = c.raw.Read(c.askFn) // Write or Fill meets the error again
+		if p, c.out = c.out, nil; len(p) == 0 {
+			return nil
+		}
+	}
+	_, err := c.Write(p)
+	return err
+}
+
+// tryAsk is called to write, and again when the answer is there.
+func (c *Conn) tryAsk(fd uintptr) bool {
+	if len(c.out) == 0 {
+		return true
+	}
+	n, err := write(fd, c.out)
+	if err != nil {
+		return true
+	}
+	c.out = c.out[n:]
+	return len(c.out) > 0
 }
 
 // WriteAll writes all pieces, one after the other, together where there is room.

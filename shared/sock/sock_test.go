@@ -239,3 +239,47 @@ func TestWriteAll(t *testing.T) {
 		}
 	})
 }
+
+// What is asked arrives whole, also where the other side takes it slowly, and the answer is there for Fill.
+func TestAsk(t *testing.T) {
+	both(t, func(t *testing.T, c *Conn, peer net.Conn) {
+		for _, size := range []int{1, 5 << 20, 7} {
+			want := bytes.Repeat([]byte("x"), size)
+			answered := make(chan error, 1)
+			go func() {
+				_, err := io.ReadFull(peer, make([]byte, size))
+				if err == nil {
+					_, err = io.WriteString(peer, "answer")
+				}
+				answered <- err
+			}()
+			if err := c.Ask(want); err != nil {
+				t.Fatal(err)
+			}
+			for len(c.Buffered()) < len("answer") {
+				if err := c.Fill(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := <-answered; err != nil || string(c.Buffered()) != "answer" {
+				t.Errorf("%d bytes: %v, %q", size, err, c.Buffered())
+			}
+			c.Discard(len("answer"))
+		}
+		c.ReadBy(time.Now().Add(10 * time.Millisecond))
+		go func() { _, _ = io.ReadFull(peer, make([]byte, 2)) }()
+		for range 2 { // the second finds a deadline that has passed
+			if err := c.Ask([]byte("x")); err != nil {
+				t.Error(err)
+			}
+			if err := c.Fill(); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("no answer: %v", err)
+			}
+		}
+		c.ReadBy(time.Time{})
+		go func() { c.Close() }()
+		if c.Ask([]byte("x")) == nil && c.Fill() == nil {
+			t.Error("a closed connection answers")
+		}
+	})
+}
