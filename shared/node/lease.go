@@ -141,11 +141,12 @@ func (l *Lease) note(failures int, err error) int {
 	return failures
 }
 
+// put writes the entry. It is not cut by the end of the lease: whoever removes the entry must know what was written last.
 func (l *Lease) put(ctx context.Context, kv *jetstream.KeyValue) error {
 	if !l.conn.Connected() {
 		return errors.New("NATS is away")
 	}
-	ctx, cancel := context.WithTimeout(ctx, putTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), putTimeout)
 	defer cancel()
 	if *kv == nil {
 		bucket, err := l.conn.KV(ctx, bus.BucketNodes)

@@ -92,6 +92,42 @@ func TestRegistrySeesJoinRenewalLeaveAndLoss(t *testing.T) {
 	}
 }
 
+func TestALeaseThatEndsWhileItIsRenewedIsTakenBack(t *testing.T) {
+	e, err := bus.StartEmbedded(bus.EmbeddedOptions{Listen: "127.0.0.1:0", StoreDir: t.TempDir(), Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	ctx := within(t)
+	conn := connect(t, e)
+	events := make(chan Event, 1000)
+	r := NewRegistry(conn, quiet, func(ev Event) { events <- ev })
+	run, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(run) }()
+	for i := range 20 {
+		l := register(t, conn, RoleGen, "brief", uint32(i+1))
+		await(ctx, t, events, Joined, "brief")
+		l.Changed() // a renewal is on its way
+		await(ctx, t, events, Renewed, "brief")
+		l.Close()
+		for ev := (Event{}); ev.Kind != Left; {
+			select {
+			case ev = <-events:
+				if ev.Kind == Lost {
+					t.Fatalf("round %d: the entry ended with its lease", i)
+				}
+			case <-ctx.Done():
+				t.Fatal("no end")
+			}
+		}
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRegisterRefusesABadRegistration(t *testing.T) {
 	if _, err := Register(t.Context(), nil, func() Info { return Info{} }, quiet); err == nil {
 		t.Error("no error")
