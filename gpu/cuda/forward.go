@@ -139,7 +139,7 @@ func (d *device) attention(i, window int, p pass, rotate bool) {
 		g := grid{x: c.Heads, y: p.tiles, threads: 256}
 		if d.kernels.has.hopper {
 			g.threads, g.shared, g.maps = 128*(consumers(c.HeadSize)+1), hopperShared(c.HeadSize), 1
-			if box := boxTokens(d.info.TokensPerBlock); box > 0 && !d.kernels.has.kv8 {
+			if box := d.kernels.has.box(d.info.TokensPerBlock); box > 0 {
 				group := d.places[i].Group
 				tokens := d.info.GroupBlocks(group) * d.info.GroupLayers(group) * 2 * d.info.TokensPerBlock
 				d.describe(0, d.kvOf(i), extent{size: c.HeadSize, box: 64}, extent{size: c.KVHeads, box: 1, stride: c.HeadSize},

@@ -121,6 +121,14 @@ func productShapeOf(rows int) productShape {
 func (s productShape) splitShared() int { return s.split*128*(64+s.rows) + 1024 }
 func (s productShape) pairShared() int  { return s.pair*128*(2*64+s.rows) + 1024 }
 
+// box is how many tokens of a KV block the copy engine brings at a time to the prefill kernel; 0: threads copy.
+func (f features) box(perBlock int) int {
+	if !f.hopper || f.kv8 { // what has eight bits is widened on its way
+		return 0
+	}
+	return boxTokens(perBlock)
+}
+
 // boxTokens is how many tokens of a KV block the copy engine brings at a time; 0: blocks are not made for it.
 func boxTokens(perBlock int) int {
 	const keys = 128 // of a step
@@ -177,10 +185,6 @@ func source(c *model.Config, info backend.Info, f features) string {
 		}
 		return 0
 	}
-	box := 0
-	if f.hopper && !f.kv8 {
-		box = boxTokens(info.TokensPerBlock)
-	}
 	var b strings.Builder
 	for _, m := range []struct {
 		name  string
@@ -188,7 +192,7 @@ func source(c *model.Config, info backend.Info, f features) string {
 	}{
 		{"BF16", number(info.KVType != "f32")}, {"KV8", number(f.kv8)}, {"HOPPER", number(f.hopper)}, {"HIDDEN", c.Hidden}, {"HEADS", c.Heads},
 		{"KVHEADS", c.KVHeads}, {"HS", c.HeadSize}, {"INTER", c.Intermediate}, {"VOCAB", c.Vocab}, {"BLOCK_TOKENS", info.TokensPerBlock},
-		{"BOX", box}, {"EPS", c.NormEps}, {"MAXTOP", maxTop},
+		{"BOX", f.box(info.TokensPerBlock)}, {"EPS", c.NormEps}, {"MAXTOP", maxTop},
 	} {
 		fmt.Fprintf(&b, "#define %s %v\n", m.name, m.value)
 	}
