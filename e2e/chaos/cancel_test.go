@@ -47,11 +47,11 @@ func TestACancelReachesBothLegsAtEveryStage(t *testing.T) {
 			r.poll(t, patience, "nobody waits at the generation node", func() bool { return r.load(t, "gen0").Waiting == 1 })
 		}, []string{"gen"}},
 		{"prefill", nil, 0, 1800, func(t *testing.T, r *rig, _ *flight) {
-			r.poll(t, patience, "nothing is prefilled", func() bool { return r.load(t, "ctx0").Running == 1 })
+			r.poll(t, patience, "nothing is prefilled", func() bool { return r.load(t, "ctx0").prefills() })
 		}, []string{"ctx", "gen"}},
 		{"decode", nil, 0, 20, func(t *testing.T, _ *rig, f *flight) { f.begins(t) }, []string{"gen"}},
 		{"prefill, context first", []string{"--schedule=context_first"}, 0, 1800, func(t *testing.T, r *rig, _ *flight) {
-			r.poll(t, patience, "nothing is prefilled", func() bool { return r.load(t, "ctx0").Running == 1 })
+			r.poll(t, patience, "nothing is prefilled", func() bool { return r.load(t, "ctx0").prefills() })
 		}, []string{"ctx"}},
 		{"decode, aggregated", []string{"--schedule=aggregated"}, 0, 20, func(t *testing.T, _ *rig, f *flight) { f.begins(t) }, []string{"gen"}},
 	} {
@@ -137,11 +137,11 @@ func steadyNS(t *testing.T) int64 {
 	return ts.Nano()
 }
 
-func (r *rig) load(t *testing.T, name string) (load struct{ Running, Waiting int }) {
+func (r *rig) load(t *testing.T, name string) (load nodeLoad) {
 	t.Helper()
 	for _, n := range r.nodes(t) {
 		if n.Name == name {
-			load.Running, load.Waiting = n.Load.Running, n.Load.Waiting
+			load = n.Load
 		}
 	}
 	return load

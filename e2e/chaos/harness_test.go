@@ -139,12 +139,18 @@ type nodeView struct {
 	Reserved  int // places, by the router that is asked
 	Others    int `json:"others_reserved"` // by others, that the load does not hold yet
 	Qualified bool
-	Load      struct {
-		Running int
-		Waiting int
-		KVUsed  int `json:"kv_used_blocks"`
-	}
+	Load      nodeLoad
 }
+
+type nodeLoad struct {
+	Running       int
+	Waiting       int
+	WaitingTokens int `json:"waiting_tokens"`
+	KVUsed        int `json:"kv_used_blocks"`
+}
+
+// prefills says that a long prompt is under way: a probe of the pair, which may be reported late, has a few tokens only.
+func (l nodeLoad) prefills() bool { return l.Running == 1 && l.WaitingTokens > 100 }
 
 func (r *rig) nodes(t *testing.T) []nodeView {
 	t.Helper()
