@@ -20,7 +20,7 @@ type blas struct {
 	handle, preference uintptr
 	workspace          address
 	plans              map[planKey]*plan
-	tuned              map[int]bool // rows
+	tuned              map[tunedKind]bool
 	times              [2]event
 }
 
@@ -54,7 +54,7 @@ func openBLAS(c *context) (*blas, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &blas{library: l, plans: map[planKey]*plan{}, tuned: map[int]bool{}}
+	b := &blas{library: l, plans: map[planKey]*plan{}, tuned: map[tunedKind]bool{}}
 	if err := b.open(c); err != nil {
 		return nil, errors.Join(err, b.close(c))
 	}

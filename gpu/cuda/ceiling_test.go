@@ -84,9 +84,10 @@ func loadRow(b *testing.B, m *model.Model, add func(row)) {
 	s, err := c.newStream()
 	must(err)
 	from := now()
-	w, err := loadWeights(newLauncher(s, nil), m, backend.Stage{End: m.Config.Layers}, true, false)
-	must(err)
+	w, end, err := loadWeights(newLauncher(s, nil), m, backend.Stage{End: m.Config.Layers}, true, false)
 	took := float64(now()-from) / 1e6
+	must(err)
+	must(end())
 	var piece pinned
 	const stageBytes = 32 << 20
 	must(c.growPinned(&piece, stageBytes))
@@ -96,10 +97,7 @@ func loadRow(b *testing.B, m *model.Model, add func(row)) {
 	}
 	must(s.wait())
 	link := float64(now()-from) / 1e6
-	for _, a := range w.all {
-		must(c.free(a))
-	}
-	must(firstOf(c.freePinned(&piece), s.do("cuStreamDestroy_v2", s.handle), c.close()))
+	must(firstOf(c.free(w.at), c.freePinned(&piece), s.do("cuStreamDestroy_v2", s.handle), c.close()))
 	add(row{name: "weights to the card", goal: link / 0.8, floorMS: link, ms: took, note: fmt.Sprintf("%.1f GB/s, the link %.1f", float64(w.bytes)/took/1e6, float64(w.bytes)/link/1e6)})
 }
 

@@ -110,9 +110,16 @@ func newDevice(c *context, m *model.Model, info backend.Info, o Options, now fun
 			return nil, err
 		}
 	}
-	if d.weights, err = loadWeights(d.launcher, m, info.Stage, d.bf16, k.has.narrow); err != nil {
+	w, end, err := loadWeights(d.launcher, m, info.Stage, d.bf16, k.has.narrow)
+	if err != nil {
 		return nil, fmt.Errorf("load the weights: %w", err)
 	}
+	d.weights = w
+	defer func() {
+		if failed := end(); failed != nil {
+			err = errors.Join(err, fmt.Errorf("load the weights: %w", failed))
+		}
+	}()
 	if o.MemoryFraction > 0 {
 		if err := d.fit(o); err != nil {
 			return nil, err
@@ -250,7 +257,7 @@ func (d *device) close() error {
 	for _, b := range d.buffers() {
 		d.keep(d.free(b.at))
 	}
-	for _, a := range append(d.fixed, d.weights.all...) {
+	for _, a := range append(d.fixed, d.weights.at) {
 		d.keep(d.free(a))
 	}
 	if d.blas != nil {

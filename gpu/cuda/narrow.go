@@ -69,9 +69,7 @@ func (l *loader) narrow(tensors ...*model.Tensor) matrix {
 	m.at, m.scales = l.room(m.n*m.k), l.room(4*m.n)
 	part := m
 	for _, t := range tensors {
-		if l.err == nil {
-			l.narrowTensor(t, part)
-		}
+		l.narrowTensor(t, part)
 		part.at, part.scales = part.at+address(t.Elements()), part.scales+address(4*t.Shape[0])
 	}
 	return m
@@ -82,14 +80,14 @@ func (l *loader) narrowTensor(t *model.Tensor, m matrix) {
 	size := t.Type.Size() * m.k // bytes of a row
 	for _, data := range cut(t.Data, pieceBytes/2/m.k*size) {
 		part, rows := m, len(data)/size
-		l.pieces <- func(c *carrier) error {
+		l.bring(func(c *carrier) error {
 			if _, err := c.grow(&c.wide, pieceBytes); err != nil { // once
 				return err
 			}
 			err := c.send(c.wide.at, 2*rows*part.k, func(buf []byte) { convert(buf, data, t.Type, true) })
 			c.launch("narrowWeights", grid{x: rows, threads: 256}, uint64(c.wide.at), uint64(part.at), uint64(part.scales), number(part.k))
 			return firstOf(err, c.taken())
-		}
+		})
 		m.at, m.scales = m.at+address(rows*m.k), m.scales+address(4*rows)
 	}
 }

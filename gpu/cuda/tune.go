@@ -9,15 +9,22 @@ const (
 	tunedRuns = 6 // timed products of each
 )
 
+// tunedKind is a kind of step.
+type tunedKind struct {
+	rows   int
+	decode bool
+}
+
 // tune finds the fastest algorithm for each product of a step of rows, once: of a decode step, or of one that is full of prompts. It runs before anything of the step is
 // on the card, when all the activations are scratch; the weights are those of layer after layer, as in a step, so that they come from memory.
 func (d *device) tune(rows int) error {
 	decode := d.desc.decode
 	fuses := decode && d.fuses(rows)
-	if !d.bf16 || d.blas.tuned[rows] || fuses && rows <= maxThin {
+	kind := tunedKind{rows, decode}
+	if !d.bf16 || d.blas.tuned[kind] || fuses && rows <= maxThin {
 		return nil
 	}
-	d.blas.tuned[rows] = true
+	d.blas.tuned[kind] = true
 	each := func(pick func(*layer) matrix) func(i int) matrix {
 		return func(i int) matrix { return pick(&d.weights.layers[i%len(d.weights.layers)]) }
 	}

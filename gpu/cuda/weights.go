@@ -32,113 +32,125 @@ type layer struct {
 	window                int
 }
 
-// weights is the model on the card.
+// weights is the model on the card, in one piece of its memory.
 type weights struct {
 	embed, norm address
 	head        matrix
 	layers      []layer
 	turns       address // (position, head size / 2) of (cos, sin) in float32
-	all         []address
+	at          address
 	bytes       int
 }
 
 // loader says what of a model goes where on the card; carriers beside it bring it there, piece by piece. One goroutine owns it.
 type loader struct {
-	*launcher
-	bf16   bool
-	pieces chan<- func(*carrier) error
-	all    []address
-	bytes  int
-	err    error
+	bf16, eight bool                        // eight: the matrices of layers get eight bits a weight
+	next        address                     // where there is room
+	pieces      chan<- func(*carrier) error // nil: room is counted only
 }
 
-// carrier fills its two halves of a pinned page in turn and sends them to the card: one is filled while the other is on its way. One processor alone
+// carrier fills its two halves in turn and sends them to the card: one is filled while the other is on its way. One processor alone
 // is slower than the link to the card, so there are several carriers, on one stream. One goroutine owns each.
 type carrier struct {
 	*launcher
 	bf16   bool
-	page   []byte
-	pinned bool     // else the driver copies once more
-	gone   [2]event // comes to pass when the card has the last piece of a half
+	halves [2]half
 	turn   int
 	wide   buffer // rows that are to become narrow
 }
 
+// half is memory that pieces go through. It is pinned when it is first used, and filled before, so that the system gives its pages here and not in the
+// driver, which does one after the other.
+type half struct {
+	buf    []byte
+	gone   event // comes to pass when the card has the last piece; 0: there was none
+	pinned bool  // else the driver copies once more
+}
+
 const (
-	maxCarriers = 8 // some processors are faster than the link; each costs pinned memory
-	pageBytes   = 2 << 20
-	pieceBytes  = pageBytes / 2 // on its way; a multiple of every element size
+	maxCarriers = 8       // are faster than the link; each costs pinned memory
+	pieceBytes  = 4 << 20 // on its way; a multiple of every element size. Smaller ones do not fill the link
+	hugeBytes   = 2 << 20 // of the system's large pages, which are pinned sooner
 )
 
-// carry starts carriers for what comes out of pieces, and gives what waits for their end.
-func carry(la *launcher, bf16 bool, pieces <-chan func(*carrier) error) (wait func() error, err error) {
+// carriers bring pieces to the card.
+type carriers struct {
+	brought, ended sync.WaitGroup
+	errs           []error // of each
+	memory         []byte
+}
+
+// carry starts carriers for what comes out of pieces.
+func carry(la *launcher, bf16 bool, pieces <-chan func(*carrier) error) (*carriers, error) {
 	n := min(runtime.GOMAXPROCS(0), maxCarriers)
-	memory, err := syscall.Mmap(-1, 0, (n+1)*pageBytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	memory, err := syscall.Mmap(-1, 0, n*2*pieceBytes+hugeBytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	if err != nil {
 		return nil, fmt.Errorf("map memory for weights on their way: %w", err)
 	}
-	_ = syscall.Madvise(memory, syscall.MADV_HUGEPAGE) // large pages are pinned sooner
-	pages := memory[-uintptr(unsafe.Pointer(&memory[0]))%pageBytes:]
-	var all sync.WaitGroup
-	errs := make([]error, n)
-	for i := range errs {
-		all.Go(func() {
+	_ = syscall.Madvise(memory, syscall.MADV_HUGEPAGE)
+	all := &carriers{errs: make([]error, n), memory: memory}
+	room := memory[-uintptr(unsafe.Pointer(&memory[0]))%hugeBytes:]
+	all.brought.Add(n)
+	for i := range n {
+		c := &carrier{launcher: newLauncher(la.stream, la.kernels), bf16: bf16}
+		for h := range c.halves {
+			c.halves[h].buf, room = room[:pieceBytes], room[pieceBytes:]
+		}
+		all.ended.Go(func() {
 			runtime.LockOSThread() // never unlocked: the thread, bound to the card, ends with the goroutine
-			c := &carrier{launcher: newLauncher(la.stream, la.kernels), bf16: bf16, page: pages[i*pageBytes:][:pageBytes]}
-			err := c.open()
+			err := c.current()
 			for piece := range pieces {
 				if err == nil {
 					err = piece(c)
 				}
 			}
-			errs[i] = errors.Join(err, c.close())
+			err = errors.Join(err, c.wait(), c.free(c.wide.at))
+			all.brought.Done()
+			all.errs[i] = errors.Join(err, c.close())
 		})
 	}
-	return func() error {
-		all.Wait()
-		return errors.Join(errors.Join(errs...), syscall.Munmap(memory))
-	}, nil
+	return all, nil
 }
 
-// open pins the page.
-func (c *carrier) open() error {
-	err := c.current()
-	for i := range c.gone {
-		if err == nil {
-			c.gone[i], err = c.newEvent()
+// wait returns when all pieces are on the card. The memory of the host that they went through is being freed meanwhile.
+func (c *carriers) wait() { c.brought.Wait() }
+
+// end returns when all is freed, with what went wrong until then.
+func (c *carriers) end() error {
+	c.ended.Wait()
+	return errors.Join(errors.Join(c.errs...), syscall.Munmap(c.memory))
+}
+
+// close frees what pieces went through; none is on its way.
+func (c *carrier) close() (err error) {
+	for _, h := range c.halves {
+		if h.pinned {
+			err = firstOf(err, c.unregister(h.buf))
 		}
-	}
-	if err != nil {
-		return err
-	}
-	clear(c.page) // here, not in the driver, which does one after the other
-	c.pinned = c.register(c.page) == nil
-	return nil
-}
-
-// close waits for the pieces that are on their way, and frees what they went through.
-func (c *carrier) close() error {
-	err := firstOf(c.wait(), c.free(c.wide.at))
-	if c.pinned {
-		err = firstOf(err, c.unregister(c.page))
-	}
-	for _, e := range c.gone {
-		if e != 0 {
-			err = firstOf(err, c.do("cuEventDestroy_v2", uintptr(e)))
+		if h.gone != 0 {
+			err = firstOf(err, c.do("cuEventDestroy_v2", uintptr(h.gone)))
 		}
 	}
 	return err
 }
 
 // send brings n bytes to the card, which fill writes.
-func (c *carrier) send(to address, n int, fill func(buf []byte)) error {
-	half, gone := c.page[c.turn*pieceBytes:][:n], c.gone[c.turn]
+func (c *carrier) send(to address, n int, fill func(buf []byte)) (err error) {
+	h := &c.halves[c.turn]
 	c.turn = 1 - c.turn
-	if err := c.waitEvent(gone); err != nil { // at once, if it was never sent
-		return err
+	if h.gone != 0 {
+		if err := c.waitEvent(h.gone); err != nil {
+			return err
+		}
+		fill(h.buf[:n])
+	} else {
+		fill(h.buf[:n])
+		h.pinned = c.register(h.buf) == nil
+		if h.gone, err = c.newEvent(); err != nil {
+			return err
+		}
 	}
-	fill(half)
-	return firstOf(c.upload(to, uintptr(unsafe.Pointer(&half[0])), n), c.record(gone))
+	return firstOf(c.upload(to, uintptr(unsafe.Pointer(&h.buf[0])), n), c.record(h.gone))
 }
 
 func elementSize(bf16 bool) int {
@@ -156,13 +168,13 @@ func (l *loader) stack(tensors ...*model.Tensor) address {
 			n += t.Elements()
 		}
 	}
-	if n == 0 || l.err != nil {
+	if n == 0 {
 		return 0
 	}
 	at := l.room(n * size)
 	to := at
 	for _, t := range tensors {
-		if t != nil && l.err == nil {
+		if t != nil {
 			l.tensor(t, to)
 			to += address(t.Elements() * size)
 		}
@@ -170,21 +182,23 @@ func (l *loader) stack(tensors ...*model.Tensor) address {
 	return at
 }
 
-// room is memory of the card for weights; 0: there is none.
+// room is memory of the card for weights.
 func (l *loader) room(bytes int) address {
-	if l.err != nil {
-		return 0
-	}
-	at, err := l.alloc(bytes)
-	if err != nil {
-		l.err = err
-		return 0
-	}
-	l.all, l.bytes = append(l.all, at), l.bytes+bytes
+	const align = 256 // as the driver does
+	at := l.next
+	l.next += address((bytes + align - 1) / align * align)
 	return at
 }
 
-func (l *loader) matrix(tensors ...*model.Tensor) matrix {
+// bring gives a piece to the carriers.
+func (l *loader) bring(piece func(*carrier) error) {
+	if l.pieces != nil {
+		l.pieces <- piece
+	}
+}
+
+// wide puts matrices one below the other in the element type of the mode.
+func (l *loader) wide(tensors ...*model.Tensor) matrix {
 	m := matrix{at: l.stack(tensors...), k: tensors[0].Shape[1]}
 	for _, t := range tensors {
 		m.n += t.Shape[0]
@@ -192,14 +206,22 @@ func (l *loader) matrix(tensors ...*model.Tensor) matrix {
 	return m
 }
 
+// matrix is a layer's.
+func (l *loader) matrix(tensors ...*model.Tensor) matrix {
+	if l.eight {
+		return l.narrow(tensors...)
+	}
+	return l.wide(tensors...)
+}
+
 // tensor sends one tensor, converted to the element type of the mode.
 func (l *loader) tensor(t *model.Tensor, to address) {
 	size := elementSize(l.bf16)
 	for _, data := range cut(t.Data, pieceBytes/size*t.Type.Size()) {
 		n, at := len(data)/t.Type.Size()*size, to
-		l.pieces <- func(c *carrier) error {
+		l.bring(func(c *carrier) error {
 			return c.send(at, n, func(buf []byte) { convert(buf, data, t.Type, c.bf16) })
-		}
+		})
 		to += address(n)
 	}
 }
@@ -232,58 +254,70 @@ func convert(dst, src []byte, t model.DType, bf16 bool) {
 	}
 }
 
-// loadWeights copies the stage's part of the model; narrow says that the matrices of layers get eight bits a weight.
-func loadWeights(la *launcher, m *model.Model, st backend.Stage, bf16, narrow bool) (*weights, error) {
-	pieces := make(chan func(*carrier) error, piecesAhead)
-	wait, err := carry(la, bf16, pieces)
+// loadWeights copies the stage's part of the model; eight says that the matrices of layers get eight bits a weight. The weights are on the card if end, which is to
+// be called when there is nothing else to do, returns no error.
+func loadWeights(la *launcher, m *model.Model, st backend.Stage, bf16, eight bool) (w *weights, end func() error, err error) {
+	count := loader{bf16: bf16, eight: eight}
+	count.place(m, st)
+	bytes := int(count.next)
+	at, err := la.alloc(bytes)
 	if err != nil {
-		return &weights{}, err
+		return nil, nil, fmt.Errorf("weights: %w", err)
 	}
-	l := &loader{launcher: la, bf16: bf16, pieces: pieces}
-	w, matrix, first, end := &weights{}, l.matrix, st.First, st.End
-	w.turns = l.rotations(&m.Config) // first, since they are computed
-	if narrow {
-		matrix = l.narrow
+	pieces := make(chan func(*carrier) error, maxCarriers)
+	all, err := carry(la, bf16, pieces)
+	if err != nil {
+		return nil, nil, errors.Join(err, la.free(at))
 	}
+	l := loader{bf16: bf16, eight: eight, next: at, pieces: pieces}
+	w = l.place(m, st)
+	w.at, w.bytes = at, bytes
+	close(pieces)
+	all.wait()
+	return w, all.end, nil
+}
+
+// place gives a place to all that the stage has.
+func (l *loader) place(m *model.Model, st backend.Stage) *weights {
+	c, w, first, end := &m.Config, &weights{}, st.First, st.End
 	if first == 0 {
 		w.embed = l.stack(m.Embed)
 	}
+	row := 4 * c.HeadSize // bytes of a position's turns
+	w.turns = l.room(c.ContextLen * row)
 	for i := first; i < end; i++ {
+		// Turns are computed: a layer's share of them with each layer, or the link would wait for all carriers.
+		from, to := c.ContextLen*(i-first)/(end-first), c.ContextLen*(i+1-first)/(end-first)
+		l.rotations(c, w.turns+address(from*row), from, to)
 		t := &m.Layers[i]
 		w.layers = append(w.layers, layer{
-			attnNorm: l.stack(t.AttnNorm), mlpNorm: l.stack(t.MLPNorm), qkv: matrix(t.Q, t.K, t.V), o: matrix(t.O),
-			gateUp: matrix(t.Gate, t.Up), down: matrix(t.Down), qkvBias: l.stack(t.QBias, t.KBias, t.VBias),
-			qNorm: l.stack(t.QNorm), kNorm: l.stack(t.KNorm), window: m.Config.Windows[i],
+			attnNorm: l.stack(t.AttnNorm), mlpNorm: l.stack(t.MLPNorm), qkv: l.matrix(t.Q, t.K, t.V), o: l.matrix(t.O),
+			gateUp: l.matrix(t.Gate, t.Up), down: l.matrix(t.Down), qkvBias: l.stack(t.QBias, t.KBias, t.VBias),
+			qNorm: l.stack(t.QNorm), kNorm: l.stack(t.KNorm), window: c.Windows[i],
 		})
 	}
-	if end == m.Config.Layers {
+	if end == c.Layers {
 		w.norm = l.stack(m.Norm)
 		if m.Head == m.Embed && first == 0 {
-			w.head.at, w.head.n, w.head.k = w.embed, m.Config.Vocab, m.Config.Hidden
+			w.head.at, w.head.n, w.head.k = w.embed, c.Vocab, c.Hidden
 		} else {
-			w.head = l.matrix(m.Head)
+			w.head = l.wide(m.Head)
 		}
 	}
-	close(pieces)
-	w.all, w.bytes = l.all, l.bytes
-	return w, errors.Join(l.err, wait())
+	return w
 }
 
-// piecesAhead is how many pieces wait for a carrier: enough for the time that it takes to get memory for the next ones.
-const piecesAhead = 256
-
-// rotations computes the angles as the models were trained: position times frequency in float32.
-func (l *loader) rotations(c *model.Config) address {
+// rotations computes the angles of positions [from, end) as the models were trained: position times frequency in float32.
+func (l *loader) rotations(c *model.Config, at address, from, end int) {
 	freq := c.RoPE.InvFreq(c.HeadSize)
 	row := 8 * len(freq) // bytes of a position
-	at := l.room(c.ContextLen * row)
-	for from, per := 0, pieceBytes/row; from < c.ContextLen && l.err == nil; from += per {
-		to := min(from+per, c.ContextLen)
-		l.pieces <- func(k *carrier) error {
-			return k.send(at+address(from*row), (to-from)*row, func(buf []byte) { angles(words[float32](buf), freq, from, to, c.RoPE.Scale) })
-		}
+	for per := pieceBytes / row; from < end; from += per {
+		first, last, to := from, min(from+per, end), at
+		l.bring(func(k *carrier) error {
+			return k.send(to, (last-first)*row, func(buf []byte) { angles(words[float32](buf), freq, first, last, c.RoPE.Scale) })
+		})
+		at += address((last - first) * row)
 	}
-	return at
 }
 
 // angles writes (cos, sin) of positions [from, to).

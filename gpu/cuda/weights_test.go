@@ -32,8 +32,11 @@ func TestWeightsLieOnTheCardAsInTheModel(t *testing.T) {
 	}
 	withStream(t, func(s *stream) {
 		for _, bf16 := range []bool{false, true} {
-			w, err := loadWeights(newLauncher(s, nil), m, backend.Stage{End: 2}, bf16, false)
+			w, end, err := loadWeights(newLauncher(s, nil), m, backend.Stage{End: 2}, bf16, false)
 			if err != nil {
+				t.Fatal(err)
+			}
+			if err := end(); err != nil {
 				t.Fatal(err)
 			}
 			check := func(name string, at address, want []byte) {
@@ -70,10 +73,8 @@ func TestWeightsLieOnTheCardAsInTheModel(t *testing.T) {
 			turns := make([]float32, 9000*64)
 			angles(turns, m.Config.RoPE.InvFreq(64), 0, 9000, m.Config.RoPE.Scale)
 			check("the angles", w.turns, view(turns))
-			for _, a := range w.all {
-				if err := s.free(a); err != nil {
-					t.Fatal(err)
-				}
+			if err := s.free(w.at); err != nil {
+				t.Fatal(err)
 			}
 		}
 	})
@@ -143,15 +144,12 @@ func BenchmarkLoad(b *testing.B) {
 				at += len(t.Data)
 			}
 			from := now()
-			w, err := loadWeights(newLauncher(s, nil), m, backend.Stage{End: m.Config.Layers}, true, false)
+			w, end, err := loadWeights(newLauncher(s, nil), m, backend.Stage{End: m.Config.Layers}, true, false)
 			if err != nil {
 				b.Fatal(err)
 			}
 			times = append(times, float64(now()-from)/1e6)
-			for _, a := range w.all {
-				err = firstOf(err, s.free(a))
-			}
-			if err := errors.Join(err, syscall.Munmap(mapped)); err != nil {
+			if err := errors.Join(end(), s.free(w.at), syscall.Munmap(mapped)); err != nil {
 				b.Fatal(err)
 			}
 			b.SetBytes(int64(w.bytes))
