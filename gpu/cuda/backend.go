@@ -158,9 +158,9 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 		opened <- err
 		return
 	}
-	d, err := newDevice(c, m, b.info, o, b.now)
+	d, err := newDevice(c, b.pins, m, b.info, o, b.now)
 	if err != nil {
-		opened <- fmt.Errorf("%s: %w", c.name, errors.Join(err, c.close()))
+		opened <- fmt.Errorf("%s: %w", c.name, errors.Join(err, b.pins.close(c), c.close()))
 		return
 	}
 	b.card, b.info = c.name, d.info
@@ -173,7 +173,7 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 	asking.Go(func() { b.ask(c, d.kernels, asked, closing) })
 	if err := <-asked; err != nil {
 		asking.Wait()
-		opened <- fmt.Errorf("%s: ask its clock: %w", c.name, errors.Join(err, d.close(), c.close()))
+		opened <- fmt.Errorf("%s: ask its clock: %w", c.name, errors.Join(err, b.pins.close(c), d.close(), c.close()))
 		return
 	}
 	ready, queued := make(chan *flight, flights), make(chan *flight, flights)
@@ -186,7 +186,7 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 		close(closing)
 		asking.Wait()
 		close(ready)
-		opened <- fmt.Errorf("%s: %w", c.name, errors.Join(err, closeAll(ready), d.close(), c.close()))
+		opened <- fmt.Errorf("%s: %w", c.name, errors.Join(err, closeAll(ready), b.pins.close(c), d.close(), c.close()))
 		return
 	}
 	opened <- nil
@@ -245,9 +245,6 @@ func (b *Backend) copyAll(c *context, d *device, q *backend.Queue[backend.CopyJo
 	var k *copier
 	err := c.current()
 	if err == nil {
-		if out {
-			b.pins.open(c)
-		}
 		k, err = newCopier(c, d, b.pins)
 	}
 	for j, ok := q.Pop(); ok; j, ok = q.Pop() {

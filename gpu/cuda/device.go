@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"sort"
+	"sync"
 	"unsafe"
 
 	"meridian.internal/gpu/backend"
@@ -82,7 +84,15 @@ func (d *device) countsBytes() int {
 	return 4 * d.info.MaxSlots * d.info.Vocab
 }
 
-func newDevice(c *context, m *model.Model, info backend.Info, o Options, now func() int64) (_ *device, err error) {
+func newDevice(c *context, p *pins, m *model.Model, info backend.Info, o Options, now func() int64) (_ *device, err error) {
+	var pinned sync.WaitGroup
+	defer pinned.Wait()
+	pinned.Go(func() { // while kernels are read or compiled
+		runtime.LockOSThread()
+		if c.current() == nil {
+			p.open(c)
+		}
+	})
 	s, err := c.newStream()
 	if err != nil {
 		return nil, err
@@ -110,16 +120,10 @@ func newDevice(c *context, m *model.Model, info backend.Info, o Options, now fun
 			return nil, err
 		}
 	}
-	w, end, err := loadWeights(d.launcher, m, info.Stage, d.bf16, k.has.narrow)
-	if err != nil {
+	pinned.Wait()
+	if d.weights, err = loadWeights(d.launcher, p, m, info.Stage, d.bf16, k.has.narrow); err != nil {
 		return nil, fmt.Errorf("load the weights: %w", err)
 	}
-	d.weights = w
-	defer func() {
-		if failed := end(); failed != nil {
-			err = errors.Join(err, fmt.Errorf("load the weights: %w", failed))
-		}
-	}()
 	if o.MemoryFraction > 0 {
 		if err := d.fit(o); err != nil {
 			return nil, err

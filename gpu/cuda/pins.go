@@ -4,11 +4,12 @@ package cuda
 
 import (
 	"sync"
+	"syscall"
 	"unsafe"
 )
 
-// pins are pieces of the host's memory that the card copies from and to without a detour, for who hands KV over. It is Go's memory: who holds a piece
-// when the card is closed keeps it.
+// pins are pieces of the host's memory that the card copies from and to without a detour: first for the weights, then for who hands KV over. It is Go's
+// memory: who holds a piece when the card is closed keeps it.
 type pins struct {
 	mu   sync.Mutex // guards what follows
 	all  []byte     // registered with the driver; nil: nothing is
@@ -17,12 +18,16 @@ type pins struct {
 
 const (
 	pinBytes = 1 << 20 // of a piece: a frame of KV
-	pinCount = 16      // of four transfers; more get other memory
+	pinCount = 64      // of sixteen transfers; more get other memory. With fewer, pieces of weights do not fill the link
+	hugePage = 2 << 20 // of the system; large pages are pinned sooner
 )
 
 // open registers the memory. Where the system does not let that be, there is none.
 func (p *pins) open(c *context) {
-	all := make([]byte, pinBytes*pinCount)
+	all := make([]byte, pinBytes*pinCount+hugePage)
+	all = all[-uintptr(unsafe.Pointer(&all[0]))%hugePage:][:pinBytes*pinCount]
+	_ = syscall.Madvise(all, syscall.MADV_HUGEPAGE)
+	inParts(len(all), len(all)/hugePage, func(from, to int) { clear(all[from:to]) }) // the driver would get one page after the other
 	if c.register(all) == nil {
 		p.use(all)
 	}
@@ -35,6 +40,13 @@ func (p *pins) use(all []byte) {
 	for ; len(all) >= pinBytes; all = all[pinBytes:] {
 		p.free = append(p.free, all[:pinBytes:pinBytes])
 	}
+}
+
+// whole is all the memory, for as long as nobody else takes a piece; nil: none is registered.
+func (p *pins) whole() []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.all
 }
 
 // close makes ordinary memory of all; no copy is on its way any more.

@@ -5,12 +5,10 @@ package cuda
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"math"
 	"runtime"
 	"slices"
 	"sync"
-	"syscall"
 	"unsafe"
 
 	"meridian.internal/gpu/backend"
@@ -59,74 +57,61 @@ type carrier struct {
 	wide   buffer // rows that are to become narrow
 }
 
-// half is memory that pieces go through. It is pinned when it is first used, and filled before, so that the system gives its pages here and not in the
-// driver, which does one after the other.
+// half is memory that pieces go through.
 type half struct {
-	buf    []byte
-	gone   event // comes to pass when the card has the last piece; 0: there was none
-	pinned bool  // else the driver copies once more
+	buf  []byte
+	gone event // comes to pass when the card has the last piece
 }
 
 const (
-	maxCarriers = 8       // are faster than the link; each costs pinned memory
-	pieceBytes  = 4 << 20 // on its way; a multiple of every element size. Smaller ones do not fill the link
-	hugeBytes   = 2 << 20 // of the system's large pages, which are pinned sooner
+	maxCarriers = 8                                       // are faster than the link
+	pieceBytes  = pinBytes * pinCount / (2 * maxCarriers) // a multiple of every element size
 )
 
-// carriers bring pieces to the card.
-type carriers struct {
-	brought, ended sync.WaitGroup
-	errs           []error // of each
-	memory         []byte
-}
-
-// carry starts carriers for what comes out of pieces.
-func carry(la *launcher, bf16 bool, pieces <-chan func(*carrier) error) (*carriers, error) {
+// carry starts carriers for what comes out of pieces, and gives what waits for their end. Pieces go through memory that is pinned, else the driver copies once more.
+func carry(la *launcher, memory []byte, bf16 bool, pieces <-chan func(*carrier) error) (wait func() error) {
 	n := min(runtime.GOMAXPROCS(0), maxCarriers)
-	memory, err := syscall.Mmap(-1, 0, n*2*pieceBytes+hugeBytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
-	if err != nil {
-		return nil, fmt.Errorf("map memory for weights on their way: %w", err)
+	if memory == nil {
+		memory = make([]byte, n*2*pieceBytes)
 	}
-	_ = syscall.Madvise(memory, syscall.MADV_HUGEPAGE)
-	all := &carriers{errs: make([]error, n), memory: memory}
-	room := memory[-uintptr(unsafe.Pointer(&memory[0]))%hugeBytes:]
-	all.brought.Add(n)
-	for i := range n {
+	errs := make([]error, n)
+	var all sync.WaitGroup
+	for i := range errs {
 		c := &carrier{launcher: newLauncher(la.stream, la.kernels), bf16: bf16}
 		for h := range c.halves {
-			c.halves[h].buf, room = room[:pieceBytes], room[pieceBytes:]
+			c.halves[h].buf, memory = memory[:pieceBytes], memory[pieceBytes:]
 		}
-		all.ended.Go(func() {
+		all.Go(func() {
 			runtime.LockOSThread() // never unlocked: the thread, bound to the card, ends with the goroutine
-			err := c.current()
+			err := c.open()
 			for piece := range pieces {
 				if err == nil {
 					err = piece(c)
 				}
 			}
-			err = errors.Join(err, c.wait(), c.free(c.wide.at))
-			all.brought.Done()
-			all.errs[i] = errors.Join(err, c.close())
+			errs[i] = errors.Join(err, c.close())
 		})
 	}
-	return all, nil
+	return func() error {
+		all.Wait()
+		return errors.Join(errs...)
+	}
 }
 
-// wait returns when all pieces are on the card. The memory of the host that they went through is being freed meanwhile.
-func (c *carriers) wait() { c.brought.Wait() }
-
-// end returns when all is freed, with what went wrong until then.
-func (c *carriers) end() error {
-	c.ended.Wait()
-	return errors.Join(errors.Join(c.errs...), syscall.Munmap(c.memory))
-}
-
-// close frees what pieces went through; none is on its way.
-func (c *carrier) close() (err error) {
-	for _, h := range c.halves {
-		if h.pinned {
-			err = firstOf(err, c.unregister(h.buf))
+func (c *carrier) open() error {
+	err := c.current()
+	for i := range c.halves {
+		if err == nil {
+			c.halves[i].gone, err = c.newEvent()
 		}
+	}
+	return err
+}
+
+// close waits for the pieces that are on their way.
+func (c *carrier) close() error {
+	err := firstOf(c.wait(), c.free(c.wide.at))
+	for _, h := range c.halves {
 		if h.gone != 0 {
 			err = firstOf(err, c.do("cuEventDestroy_v2", uintptr(h.gone)))
 		}
@@ -135,21 +120,13 @@ func (c *carrier) close() (err error) {
 }
 
 // send brings n bytes to the card, which fill writes.
-func (c *carrier) send(to address, n int, fill func(buf []byte)) (err error) {
-	h := &c.halves[c.turn]
+func (c *carrier) send(to address, n int, fill func(buf []byte)) error {
+	h := c.halves[c.turn]
 	c.turn = 1 - c.turn
-	if h.gone != 0 {
-		if err := c.waitEvent(h.gone); err != nil {
-			return err
-		}
-		fill(h.buf[:n])
-	} else {
-		fill(h.buf[:n])
-		h.pinned = c.register(h.buf) == nil
-		if h.gone, err = c.newEvent(); err != nil {
-			return err
-		}
+	if err := c.waitEvent(h.gone); err != nil { // at once, if it was never sent
+		return err
 	}
+	fill(h.buf[:n])
 	return firstOf(c.upload(to, uintptr(unsafe.Pointer(&h.buf[0])), n), c.record(h.gone))
 }
 
@@ -254,27 +231,23 @@ func convert(dst, src []byte, t model.DType, bf16 bool) {
 	}
 }
 
-// loadWeights copies the stage's part of the model; eight says that the matrices of layers get eight bits a weight. The weights are on the card if end, which is to
-// be called when there is nothing else to do, returns no error.
-func loadWeights(la *launcher, m *model.Model, st backend.Stage, bf16, eight bool) (w *weights, end func() error, err error) {
+// loadWeights copies the stage's part of the model through pinned memory; eight says that the matrices of layers get eight bits a weight. Weights that come with an
+// error are to be freed, too.
+func loadWeights(la *launcher, p *pins, m *model.Model, st backend.Stage, bf16, eight bool) (*weights, error) {
 	count := loader{bf16: bf16, eight: eight}
 	count.place(m, st)
 	bytes := int(count.next)
 	at, err := la.alloc(bytes)
 	if err != nil {
-		return nil, nil, fmt.Errorf("weights: %w", err)
+		return &weights{}, err
 	}
 	pieces := make(chan func(*carrier) error, maxCarriers)
-	all, err := carry(la, bf16, pieces)
-	if err != nil {
-		return nil, nil, errors.Join(err, la.free(at))
-	}
+	wait := carry(la, p.whole(), bf16, pieces)
 	l := loader{bf16: bf16, eight: eight, next: at, pieces: pieces}
-	w = l.place(m, st)
+	w := l.place(m, st)
 	w.at, w.bytes = at, bytes
 	close(pieces)
-	all.wait()
-	return w, all.end, nil
+	return w, wait()
 }
 
 // place gives a place to all that the stage has.

@@ -30,13 +30,10 @@ func TestWeightsLieOnTheCardAsInTheModel(t *testing.T) {
 			tensor.Data[i] = byte(r.Uint32()) & 0xbf // no infinities and other numbers that are none
 		}
 	}
-	withStream(t, func(s *stream) {
+	withStream(t, func(s *stream, p *pins) {
 		for _, bf16 := range []bool{false, true} {
-			w, end, err := loadWeights(newLauncher(s, nil), m, backend.Stage{End: 2}, bf16, false)
+			w, err := loadWeights(newLauncher(s, nil), p, m, backend.Stage{End: 2}, bf16, false)
 			if err != nil {
-				t.Fatal(err)
-			}
-			if err := end(); err != nil {
 				t.Fatal(err)
 			}
 			check := func(name string, at address, want []byte) {
@@ -80,8 +77,8 @@ func TestWeightsLieOnTheCardAsInTheModel(t *testing.T) {
 	})
 }
 
-// withStream runs f with a stream of card 0.
-func withStream(tb testing.TB, f func(s *stream)) {
+// withStream runs f with a stream of card 0 and pinned memory.
+func withStream(tb testing.TB, f func(*stream, *pins)) {
 	tb.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -96,8 +93,10 @@ func withStream(tb testing.TB, f func(s *stream)) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	f(s)
-	if err := firstOf(s.do("cuStreamDestroy_v2", s.handle), c.close()); err != nil {
+	var p pins
+	p.open(c)
+	f(s, &p)
+	if err := firstOf(p.close(c), s.do("cuStreamDestroy_v2", s.handle), c.close()); err != nil {
 		tb.Fatal(err)
 	}
 }
@@ -131,7 +130,7 @@ func BenchmarkLoad(b *testing.B) {
 		}
 		size += len(t.Data)
 	}
-	withStream(b, func(s *stream) {
+	withStream(b, func(s *stream, p *pins) {
 		var times []float64
 		for b.Loop() {
 			mapped, err := syscall.Mmap(int(f.Fd()), 0, size, syscall.PROT_READ, syscall.MAP_SHARED)
@@ -144,12 +143,12 @@ func BenchmarkLoad(b *testing.B) {
 				at += len(t.Data)
 			}
 			from := now()
-			w, end, err := loadWeights(newLauncher(s, nil), m, backend.Stage{End: m.Config.Layers}, true, false)
+			w, err := loadWeights(newLauncher(s, nil), p, m, backend.Stage{End: m.Config.Layers}, true, false)
 			if err != nil {
 				b.Fatal(err)
 			}
 			times = append(times, float64(now()-from)/1e6)
-			if err := errors.Join(end(), s.free(w.at), syscall.Munmap(mapped)); err != nil {
+			if err := errors.Join(s.free(w.at), syscall.Munmap(mapped)); err != nil {
 				b.Fatal(err)
 			}
 			b.SetBytes(int64(w.bytes))
