@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -31,9 +32,10 @@ type ClientOptions struct {
 type Client struct {
 	o ClientOptions
 
-	mu       sync.Mutex // guards what follows
-	idle     map[string][]*peerLink
-	mappings map[string]*mapping // by address
+	mu       sync.Mutex             // guards what follows
+	idle     map[string][]*peerLink // of each address, those used last at the end
+	old      *time.Timer            // closes what was idle for long; nil: nothing is idle
+	mappings map[string]*mapping    // by address
 	closed   bool
 	watches  sync.WaitGroup
 }
@@ -73,6 +75,9 @@ func (c *Client) Close() {
 		}
 	}
 	c.idle = map[string][]*peerLink{}
+	if c.old != nil {
+		c.old.Stop()
+	}
 	for _, m := range c.mappings {
 		if m.l != nil {
 			_ = m.l.conn.Close()
@@ -106,8 +111,7 @@ func (c *Client) kept(addr string) *peerLink {
 		}
 		l := links[len(links)-1]
 		c.idle[addr] = links[:len(links)-1]
-		// Half of the sender's idle limit: it must not close the connection just when we begin.
-		if time.Since(l.since) < c.o.Timing.Idle/2 && l.r.Buffered() == 0 && silent(l.conn) {
+		if c.usable(l) && l.r.Buffered() == 0 && silent(l.conn) {
 			return l
 		}
 		_ = l.conn.Close()
@@ -124,6 +128,35 @@ func (c *Client) keep(addr string, l *peerLink) {
 	}
 	l.since = time.Now()
 	c.idle[addr] = append(c.idle[addr], l)
+	if c.old == nil {
+		c.old = time.AfterFunc(c.o.Timing.Idle/2, c.closeOld)
+	}
+}
+
+// usable tells whether the sender still keeps an idle connection. Half of its limit is ours: it must not close the connection
+// just when we begin.
+func (c *Client) usable(l *peerLink) bool { return time.Since(l.since) < c.o.Timing.Idle/2 }
+
+// closeOld closes the connections that are usable no more, so that those to a peer of which nothing is pulled again, as one
+// that is gone, end too.
+func (c *Client) closeOld() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for addr, links := range c.idle {
+		n := 0
+		for ; n < len(links) && !c.usable(links[n]); n++ {
+			_ = links[n].conn.Close()
+		}
+		if links = slices.Delete(links, 0, n); len(links) == 0 {
+			delete(c.idle, addr)
+		} else {
+			c.idle[addr] = links
+		}
+	}
+	c.old = nil
+	if len(c.idle) > 0 {
+		c.old = time.AfterFunc(c.o.Timing.Idle/2, c.closeOld)
+	}
 }
 
 func (c *Client) dial(ctx context.Context, addr string) (*peerLink, error) {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -377,6 +378,64 @@ func TestConnectionsAreKeptAndServeOneTransferAfterAnother(t *testing.T) {
 		}
 		if dials != 1 {
 			t.Errorf("%d connections for 20 transfers, want 1", dials)
+		}
+	})
+}
+
+// closing tells when a connection is closed by this side.
+type closing struct {
+	net.Conn
+	once sync.Once
+	open *atomic.Int32
+}
+
+func (c *closing) Close() error {
+	c.once.Do(func() { c.open.Add(-1) })
+	return c.Conn.Close()
+}
+
+// TestIdleConnectionsToAPeerThatIsAskedNoMoreAreClosed: without a further transfer nothing else would close our side of them.
+func TestIdleConnectionsToAPeerThatIsAskedNoMoreAreClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := start(t, hello("f32", 16), hello("f32", 16))
+		defer p.stop()
+		var open atomic.Int32
+		p.client.o.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			c, err := p.ln.dial(ctx, addr)
+			open.Add(1)
+			return &closing{Conn: c, open: &open}, err
+		}
+		transfer := func(id int64) *Transfer {
+			p.offer(t, id, newPrefill(p.server.o.Hello, 40).run(16)).Ready(someTrailer)
+			tr, err := p.client.Open(t.Context(), "ctx0", id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err = tr.Request(t.Context(), 0, time.Minute); err == nil {
+				_, err = tr.Receive(t.Context(), 40, &cache{got: map[infer.Span][]byte{}})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return tr
+		}
+		for _, tr := range []*Transfer{transfer(1), transfer(2), transfer(3)} {
+			tr.Close()
+		}
+		time.Sleep(p.client.o.Timing.Idle / 4)
+		transfer(4).Close() // this one's is used last
+		if n := open.Load(); n != 3 {
+			t.Errorf("%d connections are open after transfers, want 3", n)
+		}
+		time.Sleep(p.client.o.Timing.Idle / 4)
+		synctest.Wait()
+		if n := open.Load(); n != 1 {
+			t.Errorf("%d connections are open when all but one were idle for long, want 1", n)
+		}
+		time.Sleep(p.client.o.Timing.Idle)
+		synctest.Wait()
+		if n := open.Load(); n != 0 {
+			t.Errorf("%d connections are open after an idle time, want 0", n)
 		}
 	})
 }
