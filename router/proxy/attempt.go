@@ -203,10 +203,11 @@ func (a *attempt) generationFirst(ctx context.Context, cancel context.CancelCaus
 		case <-time.After(verdictWait):
 		}
 	}
-	cancel(e)
-	if ce := <-ctxDone; e.Stage == "kv" && e == ce {
-		a.fault = "gen" // the context node misses its receiver
+	if e.Stage == "kv" && context.Cause(ctx) == error(e) {
+		a.fault = "gen" // the context node misses its receiver: it was its leg that ended the stream
 	}
+	cancel(e)
+	<-ctxDone
 	return e
 }
 

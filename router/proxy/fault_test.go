@@ -306,3 +306,25 @@ func TestConnectionsAreKept(t *testing.T) {
 		t.Errorf("%d idle connections after 5 requests in a row, want 1 to each node", n)
 	}
 }
+
+func TestKVThatDoesNotArriveIsTheFaultOfAContextNodeThatSaysNothing(t *testing.T) {
+	c := newCluster(t, GenerationFirst, "ctx0", "ctx1", "gen0")
+	silent := c.nodes["ctx0"]
+	silent.serve = func(_ http.ResponseWriter, r *http.Request, _ leg) { silent.waitGone(r) }
+	var asked atomic.Int32
+	c.nodes["gen0"].serve = func(w http.ResponseWriter, _ *http.Request, l leg) {
+		if asked.Add(1) > 1 {
+			streamTokens(w, l, "a", "b", "c")
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "data: {\"error\":{\"message\":\"x\",\"stage\":\"kv\"}}\n\n")
+	}
+	got := c.post("/v1/completions", completion)
+	if got.status != 200 || text(t, got.events, false) != "abc" {
+		t.Fatalf("got %d %q", got.status, got.body)
+	}
+	if r := c.settled()[0]; len(r.Legs) != 4 || r.Legs[0].Outcome != phase.Failed || r.Legs[1].Outcome != phase.Cancelled {
+		t.Errorf("legs %+v", r.Legs)
+	}
+}
