@@ -212,6 +212,40 @@ func TestPublisherCountsWhatItDrops(t *testing.T) {
 	}
 }
 
+func TestWhatNoStreamTakesIsDroppedAndHoldsUpNobody(t *testing.T) {
+	e := startServer(t, "127.0.0.1:0", t.TempDir())
+	t.Cleanup(e.Close)
+	c := connect(t, e.URL())
+	p, err := NewPublisher(c, PublisherOptions{SpoolDir: t.TempDir(), Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	large := func(n int) *phase.Record {
+		rec := aRecord("large")
+		rec.FinishReason = strings.Repeat("x", n-len(phase.Append(nil, rec))-len(`"finish_reason":"",`))
+		return rec
+	}
+	if err := p.Publish(large(maxData)); err != nil {
+		t.Errorf("the largest: %v", err)
+	}
+	if err := p.Publish(large(maxData + 1)); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("one byte more: %v, want ErrTooLarge", err)
+	}
+	if _, err := p.PublishHeld(large(maxMessage)); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("a held one: %v, want ErrTooLarge", err)
+	}
+	publish(t, p, "next")
+	if err := p.Close(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	if got := received(t, c, 2); strings.Join(got, ",") != "large,next" {
+		t.Errorf("received %q", got)
+	}
+	if s := p.Stats(); s.Emitted != 4 || s.Stored != 2 || s.Dropped != 2 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
 func TestAnotherProcessSendsWhatADeadOneLeft(t *testing.T) {
 	dir := t.TempDir()
 	first, err := newPublisher(PublisherOptions{SpoolDir: dir, Logger: quiet})

@@ -38,7 +38,7 @@ type Stats struct {
 	Emitted   int64 // messages given to Publish
 	Recovered int64 // messages that an earlier process left in the spool
 	Stored    int64 // acknowledged by JetStream, or at their place without it
-	Dropped   int64 // lost: spool full and memory full
+	Dropped   int64 // lost: spool full and memory full, or too large for a stream
 	Pending   int64 // on their way
 	Bytes     int64 // size of the spool on disk
 }
@@ -175,9 +175,9 @@ func (p *Publisher) put(entries []entry) (from, to position, err error) {
 	return from, to, nil
 }
 
-// keepInMemory takes what a failing disk refused. A spool that is full has too much already.
+// keepInMemory takes what a failing disk refused. A spool that is full has too much already, and what is too large stays so.
 func (p *Publisher) keepInMemory(entries []entry, err error) bool {
-	if errors.Is(err, ErrSpoolFull) || errors.Is(err, ErrClosed) {
+	if errors.Is(err, ErrSpoolFull) || errors.Is(err, ErrTooLarge) || errors.Is(err, ErrClosed) {
 		return false
 	}
 	p.mu.Lock()

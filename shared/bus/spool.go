@@ -18,6 +18,8 @@ import (
 var (
 	// ErrSpoolFull is returned when an entry would take the spool over its limit: it is dropped and counted.
 	ErrSpoolFull = errors.New("bus: spool full")
+	// ErrTooLarge is returned for an entry that no stream would take: it is dropped and counted.
+	ErrTooLarge = errors.New("bus: message too large")
 	// ErrSpoolLocked is returned when another process uses the spool folder.
 	ErrSpoolLocked = errors.New("bus: spool folder in use")
 )
@@ -27,7 +29,8 @@ const (
 	defaultSegment  = 4 << 20
 	defaultSpoolMax = 256 << 20
 	maxEntry        = maxMessage
-	frameHeader     = 8 // u32 payload length, u32 CRC-32C of the payload
+	maxData         = maxMessage - 1024 // of a message; the rest is for its headers
+	frameHeader     = 8                 // u32 payload length, u32 CRC-32C of the payload
 )
 
 // entry is one message on its way. Payload on disk: u16 length and subject, u16 length and id, u8 kind, data.
@@ -214,6 +217,9 @@ func (s *spool) append(entries ...entry) (from, to position, err error) {
 	}
 	s.buf = s.buf[:0]
 	for _, e := range entries {
+		if len(e.data) > maxData {
+			return from, to, fmt.Errorf("%w: %d bytes for %s, of at most %d", ErrTooLarge, len(e.data), e.subject, maxData)
+		}
 		s.buf = appendFrame(s.buf, e)
 	}
 	size := s.sizes[s.seg]
