@@ -107,6 +107,8 @@ func TestParseRequestRefuses(t *testing.T) {
 		{"too many logprobs", completion(`"logprobs":21`), "logprobs", 400},
 		{"another retention", completion(`"prompt_cache_retention":"1h"`), "prompt_cache_retention", 400},
 		{"a bias of no number", completion(`"logit_bias":{"1":"x"}`), "logit_bias", 400},
+		{"two biases on one token", completion(`"logit_bias":{"1":5,"1":-5}`), "logit_bias", 400},
+		{"two biases on one token, spelled apart", completion(`"logit_bias":{"1":5,"01":-5}`), "logit_bias", 400},
 		{"a bias on no token", completion(`"logit_bias":{"x":1}`), "logit_bias", 400},
 		{"echo", completion(`"echo":true`), "echo", 400},
 		{"best_of", completion(`"best_of":2`), "best_of", 400},

@@ -70,7 +70,7 @@ func decodeSeed(v []byte) (uint64, error) {
 }
 
 func decodeBias(v []byte) (map[int32]float32, error) {
-	want := errorWant("an object from token ids to numbers from -100 to 100, of at most " + itoa(maxLogitBias) + " entries")
+	want := errorWant("an object from token ids to numbers from -100 to 100, of at most " + itoa(maxLogitBias) + " entries, one a token")
 	s := scanner{b: v}
 	if s.peek() != '{' {
 		return nil, want
@@ -79,6 +79,9 @@ func decodeBias(v []byte) (map[int32]float32, error) {
 	err := s.members(1, func(key, value []byte) error {
 		id, err := strconv.ParseInt(string(key), 10, 32)
 		if err != nil || id < 0 || len(out) == maxLogitBias {
+			return want
+		}
+		if _, dup := out[int32(id)]; dup {
 			return want
 		}
 		b, err := decodeFloat(value, -100, 100)
