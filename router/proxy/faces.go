@@ -210,10 +210,15 @@ func (p *Proxy) timelines(c echo.Context) error {
 }
 
 func (p *Proxy) timeline(c echo.Context) error {
-	id := c.Param("id")
+	id, err := url.PathUnescape(c.Param("id")) // an id has no % of its own
+	if err != nil {
+		return noTimeline
+	}
 	line, ok := p.o.Timelines.Find(id)
 	if !ok {
-		return &api.Error{Code: http.StatusNotFound, Type: api.TypeNotFound, Param: "id", Stage: "timeline", Message: "no timeline with this id is known"}
+		return noTimeline
 	}
 	return c.JSONBlob(http.StatusOK, line)
 }
+
+var noTimeline = &api.Error{Code: http.StatusNotFound, Type: api.TypeNotFound, Param: "id", Stage: "timeline", Message: "no timeline with this id is known"}
