@@ -72,8 +72,9 @@ type Collector struct {
 
 	// What follows is owned by Run.
 	open    map[string]*request
-	order   queue // open requests by age
-	due     queue // requests with a deadline, in its order: every deadline is the same time away
+	order   queue     // open requests by age, and some that are written
+	swept   time.Time // when those were let go
+	due     queue     // requests with a deadline, in its order: every deadline is the same time away
 	written *ring
 	unacked []ack // of lines that are in the writers' memory
 	merger  timeline.Merger

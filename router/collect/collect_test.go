@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -251,6 +252,30 @@ func TestARequestThatTheRouterWorksOnWaitsAndOneItForgotDoesNot(t *testing.T) {
 		synctest.Wait()
 		if got := shape(readDir(dir)); len(got) != 2 || got[1] != "long complete" {
 			t.Errorf("lines %q", got)
+		}
+		stop()
+	})
+}
+
+func TestALongRequestHoldsUpNothingThatCameAfterIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		c, stop := start(t, Options{Dir: dir})
+		c.Begin("long")
+		c.in <- message{rec: rec(phase.Ctx, "long")}
+		c.in <- message{rec: rec(phase.Ctx, "adopted"), adopted: "r9"}
+		for i := range 100 {
+			for _, role := range []phase.Role{phase.Ctx, phase.Gen, phase.Disagg} {
+				c.in <- message{rec: rec(role, strconv.Itoa(i))}
+			}
+		}
+		time.Sleep(62 * time.Second)
+		synctest.Wait()
+		if got := shape(readDir(dir)); len(got) != 101 || got[100] != "adopted -disagg" {
+			t.Errorf("%d lines, the last %q", len(got), got[len(got)-1])
+		}
+		if n := len(c.order.items); n != 1 {
+			t.Errorf("%d requests are remembered, one is open", n)
 		}
 		stop()
 	})

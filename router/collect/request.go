@@ -125,3 +125,15 @@ func (q *queue) pop() {
 		q.head = 0
 	}
 }
+
+// keep lets all go but those that f wants.
+func (q *queue) keep(f func(*request) bool) {
+	kept := q.items[:0]
+	for _, r := range q.items[q.head:] {
+		if f(r) {
+			kept = append(kept, r)
+		}
+	}
+	clear(q.items[len(kept):])
+	q.items, q.head = kept, 0
+}

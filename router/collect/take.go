@@ -118,17 +118,20 @@ func (c *Collector) expire(now time.Time) {
 			c.write(r)
 		}
 	}
-	// The oldest requests: written ones are let go, and orphans whose router is gone are written.
-	for r := c.order.front(); r != nil; r = c.order.front() {
-		if !r.done {
-			if live, _ := c.isLive(r.id); live || !r.deadline.IsZero() || now.Sub(r.since) < c.o.Orphan {
-				return
-			}
-			c.write(r)
-		}
-		c.order.pop()
+	if now.Sub(c.swept) < c.o.Orphan/sweepsInOrphan {
+		return
 	}
+	c.swept = now
+	c.order.keep(func(r *request) bool {
+		if live, _ := c.isLive(r.id); !r.done && !live && r.deadline.IsZero() && now.Sub(r.since) >= c.o.Orphan {
+			c.write(r) // its router is gone
+		}
+		return !r.done
+	})
 }
+
+// sweepsInOrphan is how often the requests are looked through in the time that an orphan waits.
+const sweepsInOrphan = 64
 
 // write merges the request and appends its line. Nothing is acknowledged before flush.
 func (c *Collector) write(r *request) {
