@@ -146,9 +146,9 @@ func (p *Pool) checked(m *member, err error) {
 	var gone []*Lease
 	p.mu.Lock()
 	if m.lapsed && err != nil && (m.failures+1 >= maxFailures || errors.Is(err, syscall.ECONNREFUSED)) {
-		name, role := m.info.Name, m.info.Role
+		tellAll := p.drop(m, "its lease ended and its health check failed: "+err.Error())
 		p.mu.Unlock()
-		p.drop(role, name, "its lease ended and its health check failed: "+err.Error(), func(is *member) bool { return is == m && m.lapsed })
+		tellAll()
 		return
 	}
 	m.checking = false

@@ -187,7 +187,10 @@ func sameModel(a, b *node.Model) bool {
 
 // Drop takes a member out; its legs are cancelled at once.
 func (p *Pool) Drop(role node.Role, name, reason string) {
-	p.drop(role, name, reason, func(*member) bool { return true })
+	p.mu.Lock()
+	tellAll := p.drop(p.members[key(role, name)], reason)
+	p.mu.Unlock()
+	tellAll()
 }
 
 // lapse takes the end of a lease for a question: a node on a machine that is overloaded may be too late with its renewal
@@ -201,19 +204,18 @@ func (p *Pool) lapse(info node.Info) {
 	}
 }
 
-func (p *Pool) drop(role node.Role, name, reason string, is func(*member) bool) {
-	p.mu.Lock()
-	k := key(role, name)
-	var gone []*Lease
-	slot := prefix.None
-	if m := p.members[k]; m != nil && !m.static && is(m) {
-		gone, slot = m.take(), m.slot
-		p.remove(k)
-		p.o.Logger.Warn("node left", "role", role, "node", name, "reason", reason)
+// drop takes a member out, if it still is one of the registry's. What it returns tells of it, outside the mutex.
+func (p *Pool) drop(m *member, reason string) (tellAll func()) {
+	if m == nil || m.static || p.members[key(m.info.Role, m.info.Name)] != m {
+		return func() {}
 	}
-	p.mu.Unlock()
-	p.leave(slot)
-	tell(gone, fmt.Errorf("%w: %s %s: %s", ErrGone, role, name, reason))
+	gone, cause := m.take(), fmt.Errorf("%w: %s %s: %s", ErrGone, m.info.Role, m.info.Name, reason)
+	p.remove(key(m.info.Role, m.info.Name))
+	p.o.Logger.Warn("node left", "role", m.info.Role, "node", m.info.Name, "reason", reason)
+	return func() {
+		p.leave(m.slot)
+		tell(gone, cause)
+	}
 }
 
 // leave runs outside the mutex: a full cache has many blocks.
