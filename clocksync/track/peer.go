@@ -141,6 +141,9 @@ func (p *peer) step(ctx context.Context, pr *probe.Prober) time.Duration {
 	p.opts.OnUpdate(u)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if len(p.ests) == 0 {
+		return passiveLook // another peer has taken them over: this one is about to end
+	}
 	e := p.ests[len(p.ests)-1]
 	every := e.Interval()
 	if p.identity != nil && e.Stats().Exchanges >= joinBurst {

@@ -3,11 +3,13 @@ package track
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
 	"meridian.internal/clocksync/ntp"
 	"meridian.internal/clocksync/ntp/ntptest"
+	"meridian.internal/clocksync/probe"
 	"meridian.internal/clocksync/respond"
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/serve/servetest"
@@ -279,5 +281,27 @@ func TestAPeerWithImpossibleStampsIsNeverUsableAndHarmsNoOther(t *testing.T) {
 		if u.Estimate.Usable() {
 			covers(t, u.Estimate, own, other)
 		}
+	}
+}
+
+func TestAPeerWhoseEstimateIsTakenOverEndsItsBurst(t *testing.T) {
+	own := steady(t, clock.Options{})
+	addr, _ := serve(t, "127.0.0.1:0", steady(t, clock.Options{FaultSkewPPM: 20}))
+	var old *peer
+	taken := 0
+	o := Options{Steady: own, Burst: 4, Logger: slog.New(slog.DiscardHandler), OnUpdate: func(u Update) {
+		p := newPeer(Peer{Name: "gen-0", ClockAddr: "127.0.0.1:1", ClockID: old.info.ClockID}, old.opts, old.slots)
+		p.inherit([]*peer{old}) // its addresses have changed just now
+		taken = len(p.ests)
+	}}
+	one := make(chan struct{}, 1)
+	old = newPeer(Peer{Name: "gen-0", ClockAddr: addr}, &o, slots{one, one})
+	pr, err := probe.New(own, probe.Options{ClockAddr: addr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pr.Close()
+	if wait := old.step(t.Context(), pr); taken != 1 || wait <= 0 {
+		t.Errorf("%d estimators were taken over; the next burst is in %v", taken, wait)
 	}
 }
