@@ -142,7 +142,13 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 		}
 		ch <- prometheus.MustNewConstMetric(desc(name, help, labels...), prometheus.GaugeValue, v, values...)
 	}
+	shown := map[[2]string]bool{} // names may be given twice, in two roles: two samples with the same labels would spoil the scrape
 	for _, r := range m.s.Rows() {
+		k := [2]string{r.Node, r.Reference}
+		if shown[k] {
+			continue
+		}
+		shown[k] = true
 		if r.OffsetNS != nil {
 			gauge("offset_seconds", "reference - local", float64(*r.OffsetNS)*1e-9, r)
 			gauge("bound_seconds", "how far the offset may be off", float64(*r.BoundNS)*1e-9, r)
@@ -168,12 +174,13 @@ func (m metrics) counters(ch chan<- prometheus.Metric) {
 	count := func(name, help string, v int64, labels, values []string) {
 		ch <- prometheus.MustNewConstMetric(desc(name, help, labels...), prometheus.CounterValue, float64(v), values...)
 	}
-	roles := m.s.snapshot()
+	roles, shown := m.s.snapshot(), map[string]bool{}
 	for _, st := range m.s.tracker.Statuses() {
 		r, ok := roles[st.Peer.Name]
-		if !ok {
+		if !ok || shown[r.name] {
 			continue
 		}
+		shown[r.name] = true
 		l, v := []string{"node"}, []string{r.name}
 		count("exchanges_total", "exchanges used", st.Stats.Exchanges, l, v)
 		count("lost_total", "exchanges without reply", st.Lost, l, v)

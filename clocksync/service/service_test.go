@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"meridian.internal/clocksync/respond"
 	"meridian.internal/shared/bus"
 	"meridian.internal/shared/clock"
@@ -311,5 +313,41 @@ func TestARestartedDaemonGoesOnWhereTheOldOneStopped(t *testing.T) {
 		if st.Stats.Restored < 1 {
 			t.Errorf("%s: %d bursts restored", st.Peer.Name, st.Stats.Restored)
 		}
+	}
+}
+
+// TestNamesakesDoNotSpoilTheScrape: two samples with the same labels would cost all others.
+func TestNamesakesDoNotSpoilTheScrape(t *testing.T) {
+	s, err := clock.New(clock.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	svc := New(Options{Name: "cs", Steady: s, Logger: slog.New(slog.DiscardHandler), Workers: []Worker{{Name: "a", URL: "http://127.0.0.1:1"}}})
+	reg := prometheus.NewRegistry()
+	if err := svc.Register(reg); err != nil {
+		t.Fatal(err)
+	}
+	var entries []node.Entry
+	for _, role := range []node.Role{node.RoleCtx, node.RoleGen, node.RoleRouter} {
+		entries = append(entries, node.Entry{Info: node.Info{Role: role, Name: "a", URL: "http://127.0.0.1:1"}})
+	}
+	svc.tracker.SetPeers(svc.peers(entries))
+	background(t, svc.tracker.Run)
+	for limit := within(t); len(svc.tracker.Statuses()) < 4; {
+		if pause(limit) != nil {
+			t.Fatal("the peers are not followed")
+		}
+	}
+	if _, err := reg.Gather(); err != nil {
+		t.Error(err)
+	}
+}
+
+func pause(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(time.Millisecond):
+		return nil
 	}
 }
