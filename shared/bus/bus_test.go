@@ -6,10 +6,12 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
@@ -56,6 +58,85 @@ func TestTokenKeepsNamesApart(t *testing.T) {
 		if got := Token(name); got != want {
 			t.Errorf("Token(%q) = %q, want %q", name, got, want)
 		}
+	}
+}
+
+// lines counts lines of a log.
+type lines struct{ n atomic.Int64 }
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.n.Add(1)
+	return len(b), nil
+}
+
+// TestAReasonThatStaysIsLoggedOnce: a server without room for the streams is asked again and again.
+func TestAReasonThatStaysIsLoggedOnce(t *testing.T) {
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go s.Start()
+	t.Cleanup(s.Shutdown)
+	if !s.ReadyForConnections(time.Minute) {
+		t.Fatal("the server does not start")
+	}
+	nc, err := nats.Connect(s.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	reasons := make(chan string, 1)
+	reason := "insufficient storage resources available"
+	made := make(chan struct{})
+	for subject, answer := range map[string]func() string{
+		"$JS.API.STREAM.INFO.*": func() string {
+			return `{"error":{"code":404,"err_code":10059,"description":"stream not found"}}`
+		},
+		"$JS.API.STREAM.CREATE.*": func() string {
+			select {
+			case reason = <-reasons:
+			default:
+			}
+			select {
+			case made <- struct{}{}:
+			case <-t.Context().Done():
+			}
+			return `{"error":{"code":500,"err_code":10047,"description":"` + reason + `"}}`
+		},
+	} {
+		if _, err := nc.Subscribe(subject, func(m *nats.Msg) { _ = m.Respond([]byte(answer())) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	var log lines
+	c, err := Connect(t.Context(), Options{URL: s.ClientURL(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	ctx := within(t)
+	next := func() {
+		select {
+		case <-made:
+		case <-ctx.Done():
+			t.Fatal("nobody asks for streams")
+		}
+	}
+	for range 9 { // an attempt asks twice, for two sizes
+		next()
+	}
+	if n := log.n.Load(); n != 1 {
+		t.Errorf("%d lines after several attempts, want 1", n)
+	}
+	reasons <- "maximum number of streams reached"
+	for range 9 {
+		next()
+	}
+	if n := log.n.Load(); n < 2 || n > 3 { // an attempt may have met both
+		t.Errorf("%d lines after another reason, want one for each", n)
 	}
 }
 

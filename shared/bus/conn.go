@@ -123,6 +123,7 @@ func (c *Conn) wake() {
 // maintain makes sure after every connection that the streams exist: a server may come back with an empty store.
 func (c *Conn) maintain(ctx context.Context) {
 	first := true
+	said := "" // the reason that was logged last: a disk may be too small for days
 	for {
 		select {
 		case <-ctx.Done():
@@ -132,6 +133,7 @@ func (c *Conn) maintain(ctx context.Context) {
 		for c.nc.IsConnected() {
 			err := EnsureStreams(ctx, c.js)
 			if err == nil {
+				said = ""
 				if first {
 					close(c.ready)
 					first = false
@@ -141,7 +143,10 @@ func (c *Conn) maintain(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			c.log.Warn("streams are not ready", "error", err)
+			if text := err.Error(); text != said {
+				c.log.Warn("streams are not ready", "error", text)
+				said = text
+			}
 			if !pause(ctx, ensureRetry) {
 				return
 			}

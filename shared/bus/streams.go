@@ -26,8 +26,8 @@ const (
 // at the same time.
 func EnsureStreams(ctx context.Context, js jetstream.JetStream) error {
 	if err := ensureStream(ctx, js, phaseStream(phaseMaxBytes)); err != nil {
-		if err2 := ensureStream(ctx, js, phaseStream(phaseSmallBytes)); err2 != nil {
-			return errors.Join(err, err2)
+		if err := ensureStream(ctx, js, phaseStream(phaseSmallBytes)); err != nil {
+			return err
 		}
 	}
 	if err := ensureStream(ctx, js, clockStream()); err != nil {
@@ -78,7 +78,7 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, cfg jetstream.Str
 		return fmt.Errorf("look up stream %s: %w", cfg.Name, err)
 	}
 	if _, err := js.CreateStream(ctx, cfg); err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
-		return fmt.Errorf("make stream %s: %w", cfg.Name, err)
+		return fmt.Errorf("make stream %s of %d MiB: %w", cfg.Name, cfg.MaxBytes>>20, err)
 	}
 	return nil
 }
