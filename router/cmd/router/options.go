@@ -36,7 +36,7 @@ type options struct {
 	CtxPolicy    string        `help:"--policy of context nodes. Empty: --policy." name:"ctx-policy" enum:",round_robin,least_loaded,power_of_two,kv_aware,conversation" default:""`
 	GenPolicy    string        `help:"--policy of generation nodes. Empty: --policy." name:"gen-policy" enum:",round_robin,least_loaded,power_of_two,kv_aware,conversation" default:""`
 	LocalPrefill int           `help:"Most uncached prompt tokens that a generation node prefills itself where that is estimated to be faster than a context node and the hand-over. With --schedule auto and kv_aware for generation nodes; 0: never." name:"local-prefill-max" default:"512" placeholder:"TOKENS"`
-	Qualify      string        `help:"Which workers must let a generation of one token through before they get work: all, own (workers of --ctx and --gen that are not ours are trusted: no probe costs their owner anything) or none." enum:"all,own,none" default:"all"`
+	Qualify      string        `help:"Which workers must let a generation of two tokens through before they get work: all, own (workers of --ctx and --gen that are not ours are trusted: no probe costs their owner anything) or none." enum:"all,own,none" default:"all"`
 	Hedge        float64       `help:"Quantile of the times of prefills, like 0.95: one that takes longer gets a second beside it on another context node, and the first to end serves. One request in twenty at most. 0: never." name:"hedge-quantile" default:"0" placeholder:"QUANTILE"`
 	Grace        time.Duration `help:"Time that running requests get after SIGTERM." default:"10s"`
 	Timeout      time.Duration `help:"Longest life of a request; then it is ended with an error." default:"10m"`
