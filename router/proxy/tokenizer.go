@@ -110,9 +110,12 @@ func (t *Tokenizers) For(ctx context.Context, model string) (*Tokenizer, error) 
 	if s.tok != nil || (s.err != nil && time.Since(s.failed) < tokenizerRetry) {
 		return s.tok, s.err
 	}
-	s.tok, s.err = t.fetch(ctx, url, hash)
-	s.failed = time.Now()
-	return s.tok, s.err
+	tok, err := t.fetch(ctx, url, hash)
+	if err != nil && ctx.Err() != nil {
+		return nil, err // the client left, which says nothing to others
+	}
+	s.tok, s.err, s.failed = tok, err, time.Now()
+	return tok, err
 }
 
 // warmEvery is how often Run looks for models that no request has asked for yet.

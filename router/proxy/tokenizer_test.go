@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -83,7 +85,12 @@ func TestTokenizersAreFetchedOnce(t *testing.T) {
 		t.Errorf("no node: got %v, %v", tok, err)
 	}
 	p.Put(node.Info{Name: "g", Role: node.RoleGen, URL: s.URL, State: node.Ready, Seq: 1, Model: &node.Model{Name: "m", Hash: "h"}})
-	for range 3 { // a failure is remembered for a moment
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	if _, err := ts.For(gone, "m"); !errors.Is(err, context.Canceled) {
+		t.Errorf("a client that has left: got %v", err)
+	}
+	for range 3 { // a failure is remembered for a moment, but not that a client left
 		if _, err := ts.For(t.Context(), "m"); err == nil || !strings.Contains(err.Error(), "status 500") {
 			t.Errorf("got %v", err)
 		}
