@@ -382,3 +382,25 @@ func TestARouterThatComesBackWritesWhatItsHeirHasNot(t *testing.T) {
 		t.Errorf("%d lines of one request", n)
 	}
 }
+
+func TestALineThatIsTooLargeToTellHoldsUpNoOther(t *testing.T) {
+	ctx, conn := stream(t)
+	c, err := New(Options{Router: "heir", Dir: t.TempDir(), Conn: conn, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	large, small := &fakeAck{dir: t.TempDir()}, &fakeAck{dir: t.TempDir()}
+	c.bequests <- bequest{key: "gone.large", line: make([]byte, 2<<20), acks: []ack{large}}
+	c.bequests <- bequest{key: "gone.small", line: []byte("{}"), acks: []ack{small}}
+	close(c.bequests)
+	told := make(chan struct{})
+	go func() { c.tellBequests(ctx); close(told) }()
+	select {
+	case <-told:
+	case <-ctx.Done():
+		t.Fatal("one that cannot be told is tried for ever")
+	}
+	if large.seen() != 1 || small.seen() != 1 {
+		t.Errorf("%d and %d acknowledgements, want one of each", large.seen(), small.seen())
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"meridian.internal/router/timeline"
@@ -73,6 +74,10 @@ func (c *Collector) tellBequests(ctx context.Context) {
 	for b := range c.bequests {
 		for b.line != nil && ending.Err() == nil {
 			err := c.tell(ending, b)
+			if errors.Is(err, nats.ErrMaxPayload) { // it never can be told; the line itself is on disk
+				c.log.Warn("a line is too large to tell the router that is gone of it", "key", b.key, "bytes", len(b.line))
+				err = nil
+			}
 			if err == nil {
 				for _, a := range b.acks {
 					c.acknowledge(a)
