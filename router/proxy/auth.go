@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,11 +37,21 @@ func (s *session) authenticate(r *http.Request) *api.Error {
 	return nil
 }
 
-// endKey counts what the request cost.
+// endKey counts what the request cost: nothing where no nodes were found for it.
 func (s *session) endKey() {
-	if s.who != nil {
-		s.who.End(time.Now(), s.usage().TotalTokens)
+	if s.who == nil {
+		return
 	}
+	tokens := 0
+	if slices.ContainsFunc(s.subs, (*sub).placed) {
+		tokens = s.usage().TotalTokens
+	}
+	s.who.End(time.Now(), tokens)
+}
+
+// placed tells whether nodes were found for any attempt.
+func (b *sub) placed() bool {
+	return slices.ContainsFunc(b.tries, func(a *attempt) bool { return a.choice != nil })
 }
 
 // knowsModel tells whether a model is served to this client. One that its key may not use is unknown to it.

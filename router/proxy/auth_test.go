@@ -177,6 +177,16 @@ func TestLimitsOfAKey(t *testing.T) {
 	}
 }
 
+func TestARequestThatReachesNoNodeCostsItsKeyNoTokens(t *testing.T) {
+	c := newCluster(t, Auto)
+	c.useKeys("a , tokens_per_minute: 2")
+	for i := range 3 {
+		if got := c.post("/v1/completions", `{"model":"m","prompt":[1,2,3]}`, "Authorization", "Bearer key-a"); got.status != 503 {
+			t.Errorf("request %d: %d, want 503: no node is there", i, got.status)
+		}
+	}
+}
+
 func TestKeysAreReloadedWhileARequestRuns(t *testing.T) {
 	c := newCluster(t, Auto, "ctx0", "gen0")
 	rewrite := c.useKeys("a , max_running: 1")
