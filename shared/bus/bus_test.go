@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -137,6 +138,44 @@ func TestAReasonThatStaysIsLoggedOnce(t *testing.T) {
 	}
 	if n := log.n.Load(); n < 2 || n > 3 { // an attempt may have met both
 		t.Errorf("%d lines after another reason, want one for each", n)
+	}
+}
+
+// TestAServerThatTakesNoRecordsIsSaidOnce: it may be there and have no room.
+func TestAServerThatTakesNoRecordsIsSaidOnce(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		fails int
+		err   error
+		lines int64
+	}{
+		{"no room for long", 20, errors.New("no room"), 2},
+		{"no room for a moment", 2, errors.New("no room"), 0},
+		{"no connection", 20, nats.ErrDisconnected, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var log lines
+				p, err := newPublisher(PublisherOptions{SpoolDir: t.TempDir(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+				if err != nil {
+					t.Fatal(err)
+				}
+				left := c.fails
+				p.send = func(context.Context, []entry) error {
+					if left--; left < 0 {
+						return nil
+					}
+					return c.err
+				}
+				if !p.sendAll(t.Context(), []entry{{id: "a"}}) {
+					t.Error("not sent")
+				}
+				if n := log.n.Load(); n != c.lines {
+					t.Errorf("%d lines, want %d", n, c.lines)
+				}
+				p.spool.close(p.done)
+			})
+		})
 	}
 }
 

@@ -108,7 +108,7 @@ func (c *Conn) natsOptions(o Options) []nats.Option {
 		opts = append(opts, nats.Secure(o.TLS))
 	}
 	if o.Server != nil {
-		opts = append(opts, nats.InProcessServer(o.Server.server))
+		opts = append(opts, nats.InProcessServer(o.Server))
 	}
 	return opts
 }

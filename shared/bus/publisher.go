@@ -254,6 +254,7 @@ func (p *Publisher) sendSome(ctx context.Context, r *spoolReader) (bool, error) 
 
 // sendAll retries until all entries are acknowledged; false: ctx ended first.
 func (p *Publisher) sendAll(ctx context.Context, entries []entry) bool {
+	told := false
 	for len(entries) > 0 {
 		part := entries[:min(len(entries), maxOldSend)]
 		for wait := retryFirst; ; wait = min(2*wait, retryMax) {
@@ -265,12 +266,19 @@ func (p *Publisher) sendAll(ctx context.Context, entries []entry) bool {
 				return false
 			}
 			p.log.Debug("records wait for the server", "error", err)
+			if wait == retryMax && !told && !errors.Is(err, nats.ErrDisconnected) { // of which the connection tells
+				p.log.Warn("the server has taken no records for some seconds; they wait in the spool", "error", err)
+				told = true
+			}
 			if !p.waitForServer(ctx, wait) {
 				return false
 			}
 		}
 		p.stored.Add(int64(len(part)))
 		entries = entries[len(part):]
+	}
+	if told {
+		p.log.Info("the server takes records again")
 	}
 	return true
 }
