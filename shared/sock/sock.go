@@ -260,11 +260,12 @@ func (c *Conn) WriteAll(pieces [][]byte) error {
 	return nil
 }
 
-// WriteNow writes what there is room for, without waiting. It needs a socket.
+// WriteNow writes what there is room for, without waiting: a deadline that an earlier wait has left is lifted. It needs a socket.
 func (c *Conn) WriteNow(p []byte) (int, error) {
-	c.writeNow = true
+	by := c.writes.want
+	c.writes.want, c.writeNow = time.Time{}, true
 	n, err := c.Write(p)
-	c.writeNow = false
+	c.writes.want, c.writeNow = by, false
 	return n, err
 }
 

@@ -283,3 +283,21 @@ func TestAsk(t *testing.T) {
 		}
 	})
 }
+
+// TestADeadlineThatAWaitLeftIsNotInTheWayOfAWriteThatDoesNotWait: who was slow once is not cut for it later.
+func TestADeadlineThatAWaitLeftIsNotInTheWayOfAWriteThatDoesNotWait(t *testing.T) {
+	c, peer := pair(t, true)
+	c.WriteBy(time.Now().Add(time.Minute))
+	go func() { _, _ = io.Copy(io.Discard, peer) }()
+	for large := make([]byte, 8<<20); c.writes.has.IsZero(); { // until one has to wait
+		if _, err := c.Write(large); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Conn.SetWriteDeadline(time.Unix(1, 0)); err != nil { // it passes
+		t.Fatal(err)
+	}
+	if n, err := c.WriteNow([]byte("x")); n != 1 || err != nil {
+		t.Errorf("wrote %d bytes, %v", n, err)
+	}
+}
