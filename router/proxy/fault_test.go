@@ -328,3 +328,23 @@ func TestKVThatDoesNotArriveIsTheFaultOfAContextNodeThatSaysNothing(t *testing.T
 		t.Errorf("legs %+v", r.Legs)
 	}
 }
+
+func TestAReceiverThatAContextNodeMissesIsAtFault(t *testing.T) {
+	c := newCluster(t, GenerationFirst, "ctx0", "gen0", "gen1")
+	var asked atomic.Int32
+	c.nodes["ctx0"].serve = func(w http.ResponseWriter, r *http.Request, l leg) {
+		if asked.Add(1) > 1 {
+			answerCtx(w, l)
+			return
+		}
+		status(500, `{"error":{"message":"x","stage":"kv","retryable":true}}`)(w, r, l)
+	}
+	c.nodes["gen0"].serve = admitAndWait(c.nodes["gen0"])
+	got := c.post("/v1/completions", completion)
+	if got.status != 200 || text(t, got.events, false) != "abc" {
+		t.Fatalf("got %d %q", got.status, got.body)
+	}
+	if r := c.settled()[0]; len(r.Legs) != 4 || r.Legs[0].Outcome != phase.Cancelled || r.Legs[1].Outcome != phase.Failed || r.Legs[3].Node != "gen1" {
+		t.Errorf("legs %+v", r.Legs)
+	}
+}
