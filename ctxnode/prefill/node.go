@@ -86,23 +86,24 @@ func (c *CLI) rank(ctx context.Context, log *slog.Logger) error {
 }
 
 func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, ln net.Listener, log *slog.Logger) error {
+	runs := false // Run closes both
+	defer func() {
+		if !runs {
+			_ = ln.Close()
+			d.Close(ctx)
+		}
+	}()
 	d.Hardware.Watch(c.Device.WatchGPU)
 	if err := d.Ledger.Start(ledgerOf(d, dev)); err != nil {
-		_ = ln.Close()
-		d.Close(ctx)
 		return err
 	}
 	clocks, err := rankclock.Follow(ctx, rankclock.Options{Steady: d.Steady, Key: d.Cluster.Key("clock"), KernelDir: c.SharedKernelDir, Logger: log}, dev.RankClocks())
 	if err != nil {
-		_ = ln.Close()
-		d.Close(ctx)
 		return err
 	}
 	defer clocks.Close()
 	clockUDP, err := respond.Listen(c.ClockListen, d.Steady, respond.Options{Key: d.Cluster.Key("clock"), KernelDir: c.SharedKernelDir, Logger: log})
 	if err != nil {
-		_ = ln.Close()
-		d.Close(ctx)
 		return fmt.Errorf("--clock-listen: %w", err)
 	}
 	_, instance, err := d.Steady.ID().Words()
@@ -125,6 +126,7 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 	}
 	p := &Prefiller{Engine: dev.Engine, Server: server, Endpoint: net.JoinHostPort(d.Host, port)}
 	d.Routes().DELETE("/kv/:id", p.release)
+	runs = true
 	return d.Run(ctx, worker.Parts{
 		Face: worker.Options{
 			Model: modelOf(dev, c.Device.MaxBatchSize*dev.Engine.Ranks()), Tokenizer: dev.Tokenizer, Kind: device.Kind, CardClocks: dev.CardClocks, RankClock: clocks.Newest,

@@ -46,10 +46,19 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	ln, err := net.Listen("tcp", c.KVListen) // before the model is loaded, which may take long
+	if err != nil {
+		d.Close(ctx)
+		return fmt.Errorf("--kv-listen %q: %w", c.KVListen, err)
+	}
+	if t := d.Cluster.KVServer(); t != nil {
+		ln = tls.NewListener(ln, t)
+	}
 	c.Device.ClockID, c.Device.Sink = d.Steady.ID(), d.Ledger.Sink()
 	c.Device.KVEvents, c.Device.KVEpoch = d.KVEvents()
 	dev, err := device.Open(c.Device, d.Steady.Now, log)
 	if err != nil {
+		_ = ln.Close()
 		d.Close(ctx)
 		return err
 	}
@@ -58,7 +67,7 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 			log.Warn("close the device", "error", err)
 		}
 	}()
-	return c.serve(ctx, d, dev, log)
+	return c.serve(ctx, d, dev, ln, log)
 }
 
 // rank runs a rank of this node that is a process of its own.
@@ -72,21 +81,25 @@ func (c *CLI) rank(ctx context.Context, log *slog.Logger) error {
 	})
 }
 
-func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, log *slog.Logger) error {
+func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, ln net.Listener, log *slog.Logger) error {
+	runs := false // Run closes both
+	defer func() {
+		if !runs {
+			_ = ln.Close()
+			d.Close(ctx)
+		}
+	}()
 	d.Hardware.Watch(c.Device.WatchGPU)
 	if err := d.Ledger.Start(ledgerOf(d, dev)); err != nil {
-		d.Close(ctx)
 		return err
 	}
 	clocks, err := rankclock.Follow(ctx, rankclock.Options{Steady: d.Steady, Key: d.Cluster.Key("clock"), KernelDir: c.SharedKernelDir, Logger: log}, dev.RankClocks())
 	if err != nil {
-		d.Close(ctx)
 		return err
 	}
 	defer clocks.Close()
 	clockUDP, err := respond.Listen(c.ClockListen, d.Steady, respond.Options{Key: d.Cluster.Key("clock"), KernelDir: c.SharedKernelDir, Logger: log})
 	if err != nil {
-		d.Close(ctx)
 		return fmt.Errorf("--clock-listen: %w", err)
 	}
 	_, instance, err := d.Steady.ID().Words()
@@ -109,16 +122,9 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 	}
 	client := kvwire.NewClient(ko)
 	defer client.Close()
-	ln, err := net.Listen("tcp", c.KVListen)
-	if err != nil {
-		return fmt.Errorf("--kv-listen %q: %w", c.KVListen, err)
-	}
 	_, port, err := net.SplitHostPort(ln.Addr().String())
 	if err != nil {
 		return err
-	}
-	if t := d.Cluster.KVServer(); t != nil {
-		ln = tls.NewListener(ln, t)
 	}
 	server := kvwire.NewServer(kvwire.ServerOptions{
 		Hello: kvwire.HelloOf(d.Name, string(d.Steady.ID()), dev.Info, dev.Engine.Ranks()), Epoch: ko.Epoch, Blocks: dev.Info.KVBlocks, Now: d.Steady.Now, Logger: d.Strangers,
@@ -134,6 +140,7 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 		return slices.Contains(c.KVPeer, addr) || registered(registry, addr)
 	}}
 	d.Routes().PUT("/kv/:id", g.move)
+	runs = true
 	return d.Run(ctx, worker.Parts{
 		Face: worker.Options{
 			Model: modelOf(dev, c.Device.MaxBatchSize*dev.Engine.Ranks()), Tokenizer: dev.Tokenizer, Kind: device.Kind, CardClocks: dev.CardClocks, RankClock: clocks.Newest,

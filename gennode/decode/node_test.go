@@ -19,6 +19,7 @@ func TestOptionsAreRefusedByName(t *testing.T) {
 		{"--listen", func(c *CLI) { c.Listen = "nowhere" }},
 		{"--clock-listen", func(c *CLI) { c.ClockListen = "nowhere:x" }},
 		{"--model", func(c *CLI) { c.Device.Model = "/no/such/folder" }},
+		{"--kv-listen", func(c *CLI) { c.KVListen, c.Device.Model = "nowhere", "/no/such/folder" }}, // before the model is looked at
 		{"--nats", func(c *CLI) { c.NATS = "nonsense" }},
 	} {
 		o := &CLI{Listen: "127.0.0.1:0", Flags: worker.Flags{Name: "gen0", Grace: time.Second, LedgerFlags: worker.LedgerFlags{IterStatsMax: 1}}, Device: options("sim", 16)}
