@@ -173,6 +173,19 @@ func TestThePageIsBoundedHoweverManyNodesAndHoursThereAre(t *testing.T) {
 	}
 }
 
+func TestABarStaysInItsColumnsWhereAClockIsWrong(t *testing.T) {
+	s, l := New(3), line("a", 400_000, 1_000_000)
+	l.Spans = []timeline.Span{span("ctx_queue", 3600e9), span("ctx_return", -3600e9)}
+	s.Add(l)
+	var b bytes.Buffer
+	if err := s.Result().Write(&b, false); err != nil {
+		t.Fatal(err)
+	}
+	if b.Len() > 10_000 {
+		t.Fatalf("a page of %d bytes", b.Len())
+	}
+}
+
 func BenchmarkAdd(b *testing.B) {
 	s, l := New(5), line("a", 1_000_000, 4_000_000)
 	for b.Loop() {

@@ -148,9 +148,9 @@ func (p *page) spans(r Result) {
 
 func (p *page) bar(share float64) string {
 	const width = 20
-	n := int(share * width * 8)
-	s := strings.Repeat("█", max(0, n/8))
-	if n > 0 && n%8 > 0 {
+	n := int(min(max(share, 0), 1) * width * 8) // where a clock is wrong, a span may be of any length
+	s := strings.Repeat("█", n/8)
+	if n%8 > 0 {
 		s += string([]rune(" ▏▎▍▌▋▊▉")[n%8])
 	}
 	return s + p.grey(fmt.Sprintf(" %.1f %%", 100*share))
