@@ -3,6 +3,7 @@ package export
 import (
 	"bufio"
 	"hash/fnv"
+	"strings"
 
 	"meridian.internal/router/timeline"
 	"meridian.internal/shared/jsonline"
@@ -76,7 +77,7 @@ func (c *chrome) process(name string) (pid int64, err error) {
 	pid, ok := c.pids[name]
 	if !ok {
 		pid = int64(len(c.pids) + 1)
-		c.pids[name] = pid
+		c.pids[strings.Clone(name)] = pid // a key must not keep the text of its line
 		err = c.meta("process_name", name, pid, 0)
 	}
 	return pid, err
@@ -88,7 +89,7 @@ func (c *chrome) track(process, track string) (pid, tid int64, err error) {
 	tid, ok := c.tids[k]
 	if !ok && err == nil {
 		tid = int64(len(c.tids) + 1)
-		c.tids[k] = tid
+		c.tids[[2]string{strings.Clone(process), strings.Clone(track)}] = tid
 		err = c.meta("thread_name", track, pid, tid)
 	}
 	return pid, tid, err

@@ -81,12 +81,33 @@ type layout struct {
 	// counters are those of the line that was placed last.
 	counters []counter
 	clocks   map[clock.ID]axis
+	engines  map[engine]int // numbered as they come
+}
+
+// engine counts its iterations from 1: that of a rank of a process.
+type engine struct {
+	node  string
+	clock clock.ID // of the process: the next one of the node has another
+	rank  int      // -1: the node has one
 }
 
 type iteration struct {
-	node string
-	rank int // -1: the node has one
-	iter int64
+	engine int
+	iter   int64
+}
+
+// number is the engine's.
+func (y *layout) number(e engine) int {
+	n, ok := y.engines[e]
+	if !ok {
+		if y.engines == nil {
+			y.engines = map[engine]int{}
+		}
+		n = len(y.engines)
+		e.node, e.clock = strings.Clone(e.node), clock.ID(strings.Clone(string(e.clock))) // a key must not keep the text of its line
+		y.engines[e] = n
+	}
+	return n
 }
 
 const maxSeen = 1 << 20
@@ -135,6 +156,7 @@ func (y *layout) iterations(out []slice, p *timeline.Phase, at int64) []slice {
 	if p.DPRank != nil {
 		rank = *p.DPRank
 	}
+	of := y.number(engine{p.Node, p.Clock.ID, rank})
 	for _, c := range []struct {
 		name string
 		cols *timeline.Columns
@@ -143,7 +165,7 @@ func (y *layout) iterations(out []slice, p *timeline.Phase, at int64) []slice {
 		stages := c.cols.Stages()
 		tracks := engineTracks(rank, len(stages))
 		for i := range min(len(iters), len(from), len(to)) {
-			k := iteration{p.Node, rank, iters[i]}
+			k := iteration{of, iters[i]}
 			if _, ok := y.seen[k]; ok {
 				continue
 			}

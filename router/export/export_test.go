@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -191,6 +192,59 @@ func TestEachStageOfEachRankHasATrack(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
+}
+
+func TestTheIterationsOfAProcessThatBeganAnewAreDrawn(t *testing.T) {
+	before, after := vector(), vector()
+	before.Phases[2].Clock.ID, after.Phases[2].Clock.ID = "gen.1", "gen.2"
+	var y layout
+	y.slices(before)
+	drawn := 0
+	for _, s := range y.slices(after) {
+		if s.track == "engine" {
+			drawn++
+		}
+	}
+	if drawn != 2 {
+		t.Errorf("%d iterations are drawn of a process whose numbers another had before, want 2", drawn)
+	}
+}
+
+func TestAnExportKeepsNoTextOfItsLines(t *testing.T) {
+	const lines, each = 200, 64 << 10
+	for _, format := range Formats() {
+		x, err := New(format, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := liveHeap()
+		for i := range lines {
+			l := vector()
+			l.RequestID, l.ClientRequestID, l.Phases[2].Steps.Values[0][0] = fmt.Sprintf("req-%d", i), strings.Repeat("x", each), int64(10*i)
+			parsed, err := timeline.Parse(timeline.Append(nil, l))
+			if err != nil {
+				t.Fatal(err)
+			}
+			parsed.ClientRequestID = ""
+			if err := x.Line(parsed); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if kept := liveHeap() - before; kept > lines*each/4 {
+			t.Errorf("%s keeps %d bytes of %d lines", format, kept, lines)
+		}
+		if err := x.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func liveHeap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
 
 // fields parses one message into field number -> values.
