@@ -4,6 +4,7 @@ package check
 
 import (
 	"fmt"
+	"strings"
 
 	"meridian.internal/router/timeline"
 	"meridian.internal/shared/phase"
@@ -38,7 +39,7 @@ func (c *Checker) Line(l *timeline.Line, at string) (faults []string) {
 	} else if first, ok := c.seen[l.RequestID]; ok {
 		faults = append(faults, fmt.Sprintf("request %s has two lines: the first is at %s", l.RequestID, first))
 	} else {
-		c.seen[l.RequestID] = at
+		c.seen[strings.Clone(l.RequestID)] = at // a key must not keep the text of its line
 	}
 	for _, r := range rules {
 		if s := r(l); s != "" {

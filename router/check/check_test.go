@@ -1,6 +1,8 @@
 package check
 
 import (
+	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -94,4 +96,32 @@ func TestARequestHasOneLine(t *testing.T) {
 	if c.Lines != 2 || c.Incomplete != 0 {
 		t.Errorf("%d lines, %d incomplete", c.Lines, c.Incomplete)
 	}
+}
+
+func TestACheckerKeepsNoTextOfItsLines(t *testing.T) {
+	const lines, each = 200, 64 << 10
+	c, before := New(), liveHeap()
+	for i := range lines {
+		l := good()
+		l.Schema, l.RequestID, l.ClientRequestID = timeline.Schema, fmt.Sprintf("req-%d", i), strings.Repeat("x", each)
+		parsed, err := timeline.Parse(timeline.Append(nil, l))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Line(parsed, "f:1")
+	}
+	if kept := liveHeap() - before; kept > lines*each/4 {
+		t.Errorf("%d bytes of %d lines are kept", kept, lines)
+	}
+	if n := len(c.Line(&timeline.Line{RequestID: "req-0"}, "f:2")); n == 0 {
+		t.Error("a second line of a request is not noticed")
+	}
+}
+
+func liveHeap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }

@@ -116,7 +116,7 @@ func (s *Set) loadAmends() error {
 				s.bad(Position{name, number}, err)
 				return nil
 			}
-			s.amended[l.RequestID] = bytes.Clone(b)
+			s.amended[strings.Clone(l.RequestID)] = bytes.Clone(b) // a key must not keep the text of its line
 			return nil
 		}, func(number int, err error) { s.bad(Position{name, number}, err) })
 		if err != nil {
