@@ -222,8 +222,11 @@ func (p *pusher) appliedSeq(ctx context.Context, url string) (int64, error) {
 	}
 	defer resp.Body.Close()
 	var r clock.Reading
-	if err := json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(&r); err != nil || r.Pushed == nil {
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(&r); err != nil {
 		return 0, fmt.Errorf("read the applied offset of %s: %w", url, err)
+	}
+	if r.Pushed == nil {
+		return 0, fmt.Errorf("%s has no applied offset", url)
 	}
 	return r.Pushed.Seq, nil
 }

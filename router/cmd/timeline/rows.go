@@ -50,12 +50,12 @@ func (c *rowsCmd) Run(ctx context.Context) error {
 	tick := time.NewTicker(c.Every)
 	defer tick.Stop()
 	for {
+		failed := false
 		for _, f := range all {
-			if err := f.read(context.WithoutCancel(ctx)); err != nil {
-				return err
-			}
+			f.err = f.read(context.WithoutCancel(ctx))
+			failed = failed || f.err != nil
 		}
-		if !c.Follow || ctx.Err() != nil {
+		if failed || !c.Follow || ctx.Err() != nil {
 			break
 		}
 		select {
@@ -79,11 +79,13 @@ type rowFile struct {
 	rows        int64
 	file        *os.File
 	w           *bufio.Writer
+	err         error // of the last read
 }
 
 // page is what GET /iteration_stats answers.
 type page struct {
 	Enabled bool              `json:"enabled"`
+	Clock   string            `json:"clock_id"`
 	Rows    []json.RawMessage `json:"rows"`
 	Next    int64             `json:"next"`
 	Newest  int64             `json:"newest"`
@@ -108,9 +110,12 @@ func (f *rowFile) get(ctx context.Context, path string) ([]byte, error) {
 		return nil, fmt.Errorf("ask %s: %w", f.url, err)
 	}
 	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("ask %s%s: status %d", f.url, path, res.StatusCode)
+	}
 	b, err := io.ReadAll(io.LimitReader(res.Body, fetchLimit))
-	if err != nil || res.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("ask %s%s: status %d, %w", f.url, path, res.StatusCode, err)
+	if err != nil {
+		return nil, fmt.Errorf("ask %s%s: %w", f.url, path, err)
 	}
 	return b, nil
 }
@@ -130,6 +135,8 @@ func (f *rowFile) read(ctx context.Context) error {
 		return fmt.Errorf("%s keeps no rows: its --iter-stats-interval is 0", f.url)
 	case p.Newest < f.cursor:
 		return fmt.Errorf("%s has begun anew: its newest row is %d, %d were read", f.url, p.Newest, f.cursor)
+	case f.file != nil && p.Clock != "" && p.Clock != f.clock:
+		return fmt.Errorf("%s has begun anew: its clock is %s, rows of %s were read", f.url, p.Clock, f.clock)
 	case len(p.Rows) == 0:
 		return nil
 	}
@@ -158,8 +165,11 @@ func (f *rowFile) create(row []byte) (err error) {
 		Node  string `json:"node"`
 		Clock string `json:"clock_id"`
 	}
-	if err := json.Unmarshal(row, &head); err != nil || head.Node == "" {
-		return fmt.Errorf("rows of %s name no node: %w", f.url, err)
+	if err := json.Unmarshal(row, &head); err != nil {
+		return fmt.Errorf("rows of %s: %w", f.url, err)
+	}
+	if head.Node == "" {
+		return fmt.Errorf("rows of %s name no node", f.url)
 	}
 	f.node, f.clock = head.Node, head.Clock
 	if f.file, err = os.Create(filepath.Join(f.dir, rowlog.Name(f.node, f.clock))); err != nil {
@@ -169,11 +179,16 @@ func (f *rowFile) create(row []byte) (err error) {
 	return nil
 }
 
-// finish writes the counters and closes the file.
+// finish writes the counters and closes the file. A node whose rows could not be read has no counters that belong to them.
 func (f *rowFile) finish(ctx context.Context) error {
-	if f.file == nil {
+	switch {
+	case f.file == nil && f.err != nil:
+		return f.err
+	case f.file == nil:
 		fmt.Fprintf(os.Stderr, "%s has run no iteration\n", f.url)
 		return nil
+	case f.err != nil:
+		return errors.Join(f.err, f.w.Flush(), f.file.Close())
 	}
 	text, err := f.get(ctx, "/metrics")
 	if err == nil {

@@ -3,15 +3,18 @@ package main
 import (
 	"errors"
 	"fmt"
-	"meridian.internal/router/rowlog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"meridian.internal/router/rowcheck"
+	"meridian.internal/router/rowlog"
 	"meridian.internal/shared/rows"
 )
 
@@ -70,6 +73,49 @@ func TestRowsAreFetchedAndChecked(t *testing.T) {
 		if errors.As(err, &e); e.code != tt.code {
 			t.Errorf("%s: %v", tt.name, err)
 		}
+	}
+}
+
+func TestANodeThatCannotBeReadEndsTheFilesOfOthersWhole(t *testing.T) {
+	var asked atomic.Int64
+	fails := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if asked.Add(1) > 1 {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		fmt.Fprint(w, `{"enabled":true}`)
+	}))
+	defer fails.Close()
+	dir := t.TempDir()
+	c := rowsCmd{Node: []string{aNode(t, 1).URL, fails.URL}, Output: dir, Every: time.Millisecond, Follow: true}
+	err := c.Run(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "status 401") || strings.Contains(err.Error(), "%!") {
+		t.Errorf("the error is %v", err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, rowlog.Name("gen/0", "c")))
+	if err != nil || strings.Count(string(b), "\n") < 3 || !strings.Contains(string(b), rowcheck.CountersSchema) {
+		t.Errorf("%v, the file of the node that answered holds %q", err, b)
+	}
+}
+
+func TestAProcessThatBeganAnewIsNoticedByItsClock(t *testing.T) {
+	var clock atomic.Pointer[string]
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		after, _ := strconv.ParseInt(r.URL.Query().Get("after"), 10, 64)
+		fmt.Fprintf(w, `{"enabled":true,"clock_id":%q,"next":%d,"newest":%[2]d,"rows":[{"node":"n","clock_id":%[1]q,"seq":%[2]d}]}`, *clock.Load(), after+1)
+	}))
+	defer srv.Close()
+	f := &rowFile{client: http.DefaultClient, url: srv.URL, dir: t.TempDir()}
+	for _, id := range []string{"c.1", "c.1"} {
+		clock.Store(&id)
+		if err := f.read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := "c.2"
+	clock.Store(&next)
+	if err := f.read(t.Context()); err == nil || f.rows != 2 {
+		t.Errorf("%v: %d rows of two processes are in one file", err, f.rows)
 	}
 }
 
