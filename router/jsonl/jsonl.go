@@ -113,6 +113,7 @@ func (w *Writer) Append(line []byte) (Location, error) {
 
 // rotate makes sure that there is a file with room for n more bytes.
 func (w *Writer) rotate(n int) error {
+	w.leaveRemoved()
 	if w.f != nil && w.size+int64(len(w.buf)+n) <= w.o.MaxBytes && w.o.Now().Sub(w.since) < w.o.MaxAge {
 		return nil
 	}
@@ -126,6 +127,9 @@ func (w *Writer) rotate(n int) error {
 		w.closeFile()
 	}
 	w.retain()
+	if err := os.MkdirAll(w.o.Dir, 0o755); err != nil {
+		return fmt.Errorf("make folder for %s files: %w", w.o.Prefix, err)
+	}
 	for {
 		path := filepath.Join(w.o.Dir, fmt.Sprintf("%s-%05d%s", w.stem, w.part, w.o.Suffix))
 		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
@@ -143,6 +147,20 @@ func (w *Writer) rotate(n int) error {
 		w.f, w.path, w.size, w.since = f, path, 0, w.o.Now()
 		return w.syncFolder()
 	}
+}
+
+// leaveRemoved lets go of a file that somebody has removed: what was written there would be found nowhere.
+func (w *Writer) leaveRemoved() {
+	if w.f == nil || len(w.buf) > 0 { // the lines that wait have their places
+		return
+	}
+	var st syscall.Stat_t
+	if err := syscall.Fstat(int(w.f.Fd()), &st); err != nil || st.Nlink > 0 {
+		return
+	}
+	w.o.Logger.Warn("a file of lines was removed while it was written; a new one begins", "file", w.path)
+	_ = w.f.Close()
+	w.f = nil
 }
 
 // syncFolder makes the name of a new file safe.

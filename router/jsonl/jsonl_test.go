@@ -94,6 +94,44 @@ func TestAFileIsRotatedByAge(t *testing.T) {
 	}
 }
 
+// TestAFileThatIsRemovedIsFollowedByANewOne: lines in a file without a name would be acknowledged and found nowhere.
+func TestAFileThatIsRemovedIsFollowedByANewOne(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "traces")
+	closed := []string{}
+	w := open(t, Options{Dir: dir, Closed: func(path string) { closed = append(closed, path) }})
+	write := func(line string) Location {
+		at, err := w.Append([]byte(line))
+		if err == nil {
+			err = w.Flush()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return at
+	}
+	first := write("1")
+	if write("2").Path != first.Path {
+		t.Error("each batch has a file of its own")
+	}
+	if err := os.Remove(first.Path); err != nil {
+		t.Fatal(err)
+	}
+	write("3")
+	if got := lines(t, files(t, dir)...); !slices.Equal(got, []string{"3"}) {
+		t.Errorf("after the file was removed: %q", got)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	at := write("4")
+	if b, err := At(at); err != nil || string(b) != "4" {
+		t.Errorf("after the folder was removed: %q, %v", b, err)
+	}
+	if len(closed) != 0 {
+		t.Errorf("files that are gone are given to who makes their index: %q", closed)
+	}
+}
+
 func TestTheOldestFilesGoWhenTheFolderIsFull(t *testing.T) {
 	dir := t.TempDir()
 	w := open(t, Options{Dir: dir, MaxBytes: 20, MaxTotal: 70})
