@@ -421,6 +421,27 @@ func TestADiskThatRefusesIsReplacedByMemory(t *testing.T) {
 	}
 }
 
+// TestADiskThatRefusesIsSaidOnceAMinute: where the server is there, each record leaves memory at once.
+func TestADiskThatRefusesIsSaidOnceAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log lines
+		p, err := newPublisher(PublisherOptions{SpoolDir: t.TempDir(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.spool.w.close() // every write fails from here on
+		for range 5 {
+			publish(t, p, "kept in memory")
+			p.memory = nil // sent
+			time.Sleep(40 * time.Second)
+		}
+		if n := log.n.Load(); n != 3 {
+			t.Errorf("%d lines for five records within 160 s, want 3", n)
+		}
+		p.spool.close(p.done)
+	})
+}
+
 func TestBadListenAddressIsRefusedByName(t *testing.T) {
 	for _, listen := range []string{"", "127.0.0.1", "127.0.0.1:http2", "127.0.0.1:70000"} {
 		if _, err := StartEmbedded(EmbeddedOptions{Listen: listen, StoreDir: t.TempDir()}); err == nil || !strings.Contains(err.Error(), "listen address") {

@@ -47,6 +47,7 @@ const (
 	ackWait     = 5 * time.Second
 	retryFirst  = 100 * time.Millisecond
 	retryMax    = 2 * time.Second
+	warnEvery   = time.Minute
 	maxInMemory = 1024 // messages kept when the disk refuses them
 	maxOldSend  = 512  // messages sent before their acknowledgements are awaited
 )
@@ -63,8 +64,9 @@ type Publisher struct {
 	emitted, stored, dropped atomic.Int64
 	recovered                int64
 
-	mu       sync.Mutex // guards memory
+	mu       sync.Mutex // guards memory and warned
 	memory   []entry    // what the disk refused
+	warned   time.Time  // of it
 	notify   chan struct{}
 	settled  chan struct{} // poked when the sender has nothing left
 	stop     context.CancelFunc
@@ -185,8 +187,9 @@ func (p *Publisher) keepInMemory(entries []entry, err error) bool {
 	if len(p.memory)+len(entries) > maxInMemory {
 		return false
 	}
-	if len(p.memory) == 0 {
+	if now := time.Now(); now.Sub(p.warned) > warnEvery { // they leave memory at once where the server is there
 		p.log.Warn("spool refuses records; keeping some in memory", "error", err)
+		p.warned = now
 	}
 	for _, e := range entries {
 		e.data = bytes.Clone(e.data) // the caller uses its memory again
