@@ -1,6 +1,7 @@
 // Package rowlog writes the rows of iteration statistics that nodes publish beside the timelines: a file for each process of
 // a node, TRACES/NODE-CLOCK.rows.ndjson, which timeline check holds against the requests. It owns these files and says
-// in them how many rows it missed; it asks nobody for them.
+// in them how many rows it missed; it asks nobody for them. Who writes a file holds its lock: of several routers with one
+// folder, one does.
 //
 // One goroutine uses a Log.
 package rowlog
@@ -15,6 +16,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
+	"time"
 
 	"meridian.internal/router/rowcheck"
 	"meridian.internal/shared/jsonline"
@@ -41,17 +44,22 @@ type Log struct {
 	dir   string
 	log   *slog.Logger
 	files map[string]*file
+	now   func() time.Time
 }
 
 type file struct {
-	f    *os.File // nil: it cannot be written, or is full
+	f    *os.File // nil: it cannot be written, is full, or another process writes it
 	last int64    // number of the newest row in it
 	size int64
+	used time.Time // when the newest row came, or it was tried to open it
 }
+
+// idle is for how long a file stays open to which no row comes: its process may be gone.
+const idle = time.Minute
 
 // New makes a log in a folder that exists.
 func New(dir string, log *slog.Logger) *Log {
-	return &Log{dir: dir, log: log, files: map[string]*file{}}
+	return &Log{dir: dir, log: log, files: map[string]*file{}, now: time.Now}
 }
 
 // Add writes a row as its node sent it.
@@ -62,20 +70,35 @@ func (l *Log) Add(row []byte) {
 		return
 	}
 	name := Name(h.node, h.clock)
-	f := l.files[name]
-	if f == nil {
-		if f, err = open(filepath.Join(l.dir, name)); err != nil {
+	f, now := l.files[name], l.now()
+	if f == nil || f.f == nil && now.Sub(f.used) >= idle { // do not try for every row
+		l.forget(now)
+		switch f, err = open(filepath.Join(l.dir, name)); {
+		case errors.Is(err, ErrUsed):
+			f = &file{}
+		case err != nil:
 			l.log.Warn("rows of a node are not written", "node", h.node, "error", err)
-			f = &file{} // do not try for every row
+			f = &file{}
 		}
-		l.files[name] = f
+		f.used, l.files[name] = now, f
 	}
 	if f.f == nil {
 		return
 	}
+	f.used = now
 	if err := f.add(h, row); err != nil {
 		l.log.Warn("rows of a node are no longer written", "node", h.node, "error", err)
 		f.close()
+	}
+}
+
+// forget closes the files to which no row comes.
+func (l *Log) forget(now time.Time) {
+	for name, f := range l.files {
+		if now.Sub(f.used) >= idle {
+			f.close()
+			delete(l.files, name)
+		}
 	}
 }
 
@@ -116,11 +139,38 @@ func (f *file) close() {
 	}
 }
 
-// open goes on with a file that a process before has begun: after its last whole row.
-func open(path string) (*file, error) {
+// ErrUsed is returned for a file that another process writes.
+var ErrUsed = errors.New("rowlog: another process writes the file")
+
+// Create makes an empty file of rows for whoever has them all.
+func Create(path string) (*os.File, error) {
+	f, err := locked(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.Truncate(0); err != nil {
+		return nil, errors.Join(fmt.Errorf("empty %s: %w", path, err), f.Close())
+	}
+	return f, nil
+}
+
+// locked opens a file for this process alone.
+func locked(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("open rows: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("%w: %s", ErrUsed, path), f.Close())
+	}
+	return f, nil
+}
+
+// open goes on with a file that a process before has begun: after its last whole row.
+func open(path string) (*file, error) {
+	f, err := locked(path)
+	if err != nil {
+		return nil, err
 	}
 	out := &file{f: f}
 	if err := out.resume(); err != nil {

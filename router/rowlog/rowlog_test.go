@@ -1,11 +1,14 @@
 package rowlog
 
 import (
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"meridian.internal/router/rowcheck"
 	"meridian.internal/shared/rows"
@@ -73,6 +76,72 @@ func TestAFolderThatCannotBeWrittenToIsSaidOnce(t *testing.T) {
 	l.Add(row("n", 2))
 	if strings.Count(log.String(), "\n") != 1 {
 		t.Errorf("%s", log.String())
+	}
+}
+
+func TestAProcessThatIsGoneKeepsNoFileOpen(t *testing.T) {
+	dir := t.TempDir()
+	l := New(dir, slog.New(slog.DiscardHandler))
+	defer l.Close()
+	now := time.Now()
+	l.now = func() time.Time { return now }
+	open := func() int {
+		list, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	before := open()
+	l.Add(row("stays", 1))
+	for i := range 100 {
+		l.Add(row(fmt.Sprintf("n%d", i), 1))
+		now = now.Add(idle / 10)
+		l.Add(row("stays", int64(i)+2))
+	}
+	if n := open() - before; n > 20 || len(l.files) > 20 {
+		t.Errorf("%d files are open, %d known", n, len(l.files))
+	}
+	l.Add(row("n0", 2)) // it was only quiet
+	if f := check(t, dir); len(f) != 0 {
+		t.Errorf("%v", f)
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, Name("n0", "c.1"))); err != nil || strings.Count(string(b), "\n") != 2 {
+		t.Errorf("%v: %s", err, b)
+	}
+}
+
+func TestOneProcessWritesAFile(t *testing.T) {
+	dir := t.TempDir()
+	first, second := New(dir, slog.New(slog.DiscardHandler)), New(dir, slog.New(slog.DiscardHandler))
+	first.Add(row("n", 1))
+	second.Add(row("n", 1))
+	second.Add(row("n", 3))
+	first.Add(row("n", 2))
+	path := filepath.Join(dir, Name("n", "c.1"))
+	if _, err := Create(path); !errors.Is(err, ErrUsed) {
+		t.Errorf("a file that is written is made anew: %v", err)
+	}
+	if b, err := os.ReadFile(path); err != nil || strings.Count(string(b), "\n") != 2 {
+		t.Errorf("%v: %s", err, b)
+	}
+	first.Close()
+	second.now = func() time.Time { return time.Now().Add(idle) }
+	second.Add(row("n", 4)) // it goes on with what is there
+	second.Close()
+	if b, err := os.ReadFile(path); err != nil || strings.Count(string(b), "\n") != 4 || !strings.Contains(string(b), `"lost":1`) {
+		t.Errorf("%v: %s", err, b)
+	}
+	if f := check(t, dir); len(f) != 0 {
+		t.Errorf("%v", f)
+	}
+	f, err := Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || info.Size() != 0 {
+		t.Errorf("%v: %v", err, info)
 	}
 }
 

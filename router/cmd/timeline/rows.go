@@ -172,7 +172,7 @@ func (f *rowFile) create(row []byte) (err error) {
 		return fmt.Errorf("rows of %s name no node", f.url)
 	}
 	f.node, f.clock = head.Node, head.Clock
-	if f.file, err = os.Create(filepath.Join(f.dir, rowlog.Name(f.node, f.clock))); err != nil {
+	if f.file, err = rowlog.Create(filepath.Join(f.dir, rowlog.Name(f.node, f.clock))); err != nil {
 		return fmt.Errorf("rows of %s: %w", f.node, err)
 	}
 	f.w = bufio.NewWriter(f.file)
