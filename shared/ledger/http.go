@@ -27,7 +27,8 @@ func (l *Ledger) iterationStats(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	limit, err := api.QueryNumber(c.Request(), "limit", int64(max(l.o.Keep, 1)))
+	most := int64(l.kept())
+	limit, err := api.QueryNumber(c.Request(), "limit", most)
 	if err != nil {
 		return err
 	}
@@ -43,7 +44,7 @@ func (l *Ledger) iterationStats(c echo.Context) error {
 	}
 	page := rows.Page{Next: after}
 	if l.ring != nil {
-		page = l.ring.Read(after, int(min(limit, int64(l.o.Keep))))
+		page = l.ring.Read(after, int(min(limit, most)))
 	}
 	b := pages.Get().(*[]byte)
 	defer pages.Put(b)

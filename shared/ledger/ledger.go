@@ -89,10 +89,10 @@ func (l *Ledger) Sink() rows.Sink {
 
 // Start makes the ring and the metrics. It must come before the engine runs.
 func (l *Ledger) Start(e Engine) error {
-	if l.o.Sink.Interval > 0 {
-		l.ring = rows.NewRing(e.Static, l.o.Keep*max(e.Ranks, 1)) // of so many iterations
-	}
 	l.states = make([]state, max(e.Ranks, 1))
+	if l.o.Sink.Interval > 0 {
+		l.ring = rows.NewRing(e.Static, l.kept())
+	}
 	labels := prometheus.Labels{"model_name": e.Model, "engine_type": e.Device}
 	l.requests = newRequestMetrics(labels, l.o.VLLM)
 	l.batch = newBatchMetrics(labels, len(l.states))
@@ -113,6 +113,9 @@ func (l *Ledger) Start(e Engine) error {
 	}
 	return nil
 }
+
+// kept is how many rows are kept: those of so many iterations.
+func (l *Ledger) kept() int { return max(l.o.Keep, 1) * max(len(l.states), 1) }
 
 // Put takes a row from the engine.
 func (l *Ledger) Put(r *rows.Row) {

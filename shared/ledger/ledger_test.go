@@ -78,6 +78,25 @@ func TestIterationStatsAreReadWithACursor(t *testing.T) {
 	}
 }
 
+func TestAnAnswerHoldsTheRowsOfAllRanks(t *testing.T) {
+	l := New(Options{Keep: 3, Sink: rows.Sink{Interval: 1}})
+	if err := l.Start(Engine{Ranks: 4}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range int64(20) {
+		l.Put(&rows.Row{Iter: 1 + i/4, Rank: i % 4})
+	}
+	for query, want := range map[string]int{"": 12, "?limit=100": 12, "?limit=5": 5} {
+		var a answer
+		if err := json.Unmarshal(get(l, "/iteration_stats"+query, "").Body.Bytes(), &a); err != nil {
+			t.Fatal(err)
+		}
+		if len(a.Rows) != want {
+			t.Errorf("%q: %d rows of 3 iterations of 4 ranks, want %d", query, len(a.Rows), want)
+		}
+	}
+}
+
 func TestRowsAreFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLedger(t, Options{Keep: 3, Sink: rows.Sink{Interval: 1}})

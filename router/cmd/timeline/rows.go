@@ -120,16 +120,36 @@ func (f *rowFile) get(ctx context.Context, path string) ([]byte, error) {
 	return b, nil
 }
 
-// read appends the rows since the last read.
+// read appends the rows since the last read: an answer may hold a part of them.
 func (f *rowFile) read(ctx context.Context) error {
+	for newest := int64(-1); ; {
+		p, err := f.ask(ctx)
+		if err != nil {
+			return err
+		}
+		if newest < 0 {
+			newest = p.Newest // what comes meanwhile is for the next read
+		}
+		before := f.cursor
+		if err := f.add(p); err != nil || f.cursor <= before || f.cursor >= newest {
+			return err
+		}
+	}
+}
+
+func (f *rowFile) ask(ctx context.Context) (p page, err error) {
 	b, err := f.get(ctx, "/iteration_stats?after="+strconv.FormatInt(f.cursor, 10))
 	if err != nil {
-		return err
+		return p, err
 	}
-	var p page
 	if err := json.Unmarshal(b, &p); err != nil {
-		return fmt.Errorf("rows of %s: %w", f.url, err)
+		return p, fmt.Errorf("rows of %s: %w", f.url, err)
 	}
+	return p, nil
+}
+
+// add writes the rows of an answer.
+func (f *rowFile) add(p page) error {
 	switch {
 	case !p.Enabled:
 		return fmt.Errorf("%s keeps no rows: its --iter-stats-interval is 0", f.url)

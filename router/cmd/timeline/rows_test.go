@@ -76,6 +76,20 @@ func TestRowsAreFetchedAndChecked(t *testing.T) {
 	}
 }
 
+func TestAllRowsAreFetchedAlsoWhereAnAnswerHoldsAPartOfThem(t *testing.T) {
+	dir := t.TempDir()
+	if err := (&rowsCmd{Node: []string{aNode(t, 1).URL}, Output: dir, Every: time.Hour}).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := (&checkCmd{Max: 9, files: files{File: []string{dir}}}).Run(t.Context()); err != nil {
+		t.Error(err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, rowlog.Name("gen/0", "c")))
+	if n := strings.Count(string(b), rows.Schema); err != nil || n != 3 {
+		t.Errorf("%v, %d rows of 3", err, n)
+	}
+}
+
 func TestANodeThatCannotBeReadEndsTheFilesOfOthersWhole(t *testing.T) {
 	var asked atomic.Int64
 	fails := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
