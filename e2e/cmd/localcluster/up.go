@@ -35,6 +35,7 @@ func (u *up) Run(ctx context.Context, log *slog.Logger) error {
 		}
 		fmt.Printf("  %-10s %-28s pid %d\n", p.Name, p.URL, p.PID())
 	}
+	fmt.Printf("  %-10s %-28s in the first router\n", "nats", c.NATS)
 	fmt.Printf("try: curl -N %s/v1/completions -d '{\"model\":\"%s\",\"prompt\":\"Once upon a time\",\"max_tokens\":48,\"stream\":true}'\n", c.URL(), modelName(ctx, c))
 	watch(ctx, c)
 	return c.Stop()
