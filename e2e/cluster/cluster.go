@@ -35,6 +35,7 @@ type Config struct {
 	Args        []string      // further options of every daemon
 	Key         string        // API key of an administrator, where RouterArgs names a file of keys
 	TLS         *tls.Config   // trust in nodes and clocksync, where Args gives them certificates; nil: they serve plain HTTP
+	Apart       bool          // signals to our process group, as a terminal sends them, reach no daemon: Stop ends them in their order
 	Grace       time.Duration // --grace of every daemon; 0: 5 s
 	Logger      *slog.Logger  // nil: slog.Default()
 }

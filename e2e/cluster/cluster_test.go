@@ -123,6 +123,25 @@ func TestStartGivesEveryDaemonItsOptionsAndStopEndsAll(t *testing.T) {
 	}
 }
 
+// TestDaemonsThatAreApartHearNoSignalsOfATerminal: one that got a second signal from Stop would be killed by it while it drains.
+func TestDaemonsThatAreApartHearNoSignalsOfATerminal(t *testing.T) {
+	for _, apart := range []bool{false, true} {
+		c, err := begin(t, nil, func(cfg *Config) { cfg.Apart = apart })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range c.All() {
+			group, err := syscall.Getpgid(p.PID())
+			if err != nil || (group != syscall.Getpgrp()) != apart {
+				t.Errorf("apart %v: %s is in group %d, we are in %d, %v", apart, p.Name, group, syscall.Getpgrp(), err)
+			}
+		}
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestAStartThatFailsLeavesNothingAndShowsTheLog(t *testing.T) {
 	_, err := begin(t, map[string]string{"gennode": "refuse"}, nil)
 	if err == nil || !strings.Contains(err.Error(), "gen0 ended before it was ready") || !strings.Contains(err.Error(), "I will not") {

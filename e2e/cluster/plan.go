@@ -86,7 +86,7 @@ func (c *Cluster) trust(conf *tls.Config) {
 
 func (c *Cluster) process(kind, name, listen string, args ...string) *Process {
 	return &Process{
-		Name: name, Kind: kind, URL: "http://" + listen, client: http.DefaultClient,
+		Name: name, Kind: kind, URL: "http://" + listen, client: http.DefaultClient, apart: c.cfg.Apart,
 		Log:  filepath.Join(c.cfg.Dir, "logs", name+".log"),
 		bin:  filepath.Join(c.cfg.Bin, kind),
 		args: append(append([]string{"--listen", listen}, args...), c.cfg.Args...),

@@ -24,6 +24,7 @@ type Process struct {
 	args   []string
 	bin    string
 	client *http.Client // asks for its health
+	apart  bool         // in a process group of its own
 	enter  []string     // command that turns into bin, in another namespace; empty: none
 
 	cmd    *exec.Cmd
@@ -71,7 +72,7 @@ func (p *Process) start(s *spawner) error {
 	line := append(slices.Clone(p.enter), p.Args()...)
 	p.cmd = exec.Command(line[0], line[1:]...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.SysProcAttr = childAttr()
+	p.cmd.SysProcAttr = childAttr(p.apart)
 	p.cmd.Env = environment()
 	if err := s.start(p.cmd); err != nil {
 		return fmt.Errorf("start %s: %w", p.Name, err)

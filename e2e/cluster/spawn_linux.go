@@ -19,5 +19,11 @@ func (s *spawner) run() {
 	}
 }
 
-// childAttr keeps the child in our process group, so that a signal to the group reaches it, and ends it with us.
-func childAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} }
+// childAttr keeps the child in our process group, so that a signal to the group reaches it, and ends it with us. One that is apart
+// ends at once with us, since nothing else reaches it then.
+func childAttr(apart bool) *syscall.SysProcAttr {
+	if apart {
+		return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	}
+	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+}

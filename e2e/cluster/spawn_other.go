@@ -15,4 +15,4 @@ func (s *spawner) run() {
 	}
 }
 
-func childAttr() *syscall.SysProcAttr { return nil }
+func childAttr(apart bool) *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: apart} }

@@ -95,6 +95,7 @@ func (l layout) config(log *slog.Logger) (cluster.Config, error) {
 	}
 	return cluster.Config{
 		Args: args, NodeArgs: nodeArgs, Places: places, Bin: bin, Dir: dir, Traces: traces, Ctx: l.Ctx, Gen: l.Gen, Model: l.Model, Device: l.Device, Logger: log,
+		Apart: true,
 	}, nil
 }
 

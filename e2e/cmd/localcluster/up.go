@@ -69,9 +69,7 @@ func watch(ctx context.Context, c *cluster.Cluster) {
 		case <-ctx.Done():
 			return
 		case p := <-died:
-			if ctx.Err() == nil { // a signal to the group ends them at the same time as us
-				fmt.Printf("%s ended: %v; see %s\n", p.Name, p.Wait(ctx), p.Log)
-			}
+			fmt.Printf("%s ended: %v; see %s\n", p.Name, p.Wait(ctx), p.Log)
 		}
 	}
 }
