@@ -189,10 +189,10 @@ func (w *Writer) Flush() error {
 		if n > 0 {
 			_ = w.f.Truncate(w.size) // the next write begins there all the same
 		}
-		return fmt.Errorf("write %s: %w", w.path, err)
+		return fmt.Errorf("write lines: %w", err)
 	}
 	if err := w.sync(w.f); err != nil { // they are written again: the system may have dropped what it could not sync
-		return fmt.Errorf("sync %s: %w", w.path, err)
+		return fmt.Errorf("make lines safe: %w", err)
 	}
 	w.size += int64(n)
 	if w.buf = w.buf[:0]; cap(w.buf) > 4<<20 {
