@@ -36,7 +36,6 @@ func (a *attempt) await(ctx context.Context) (*api.Error, error) {
 			return a.pass()
 		}
 		a.gen.Rest()
-		a.gen.Trickles()
 		f := flow{a: a, back: make(chan struct{}, 1)}
 		if w, err := a.s.p.o.Loops.Next().Watch(a.gen.Socket(), poll.Readable, f.ready); err == nil {
 			return f.wait(ctx, w)

@@ -279,9 +279,6 @@ func (r *Response) Socket() syscall.RawConn { return r.conn.Raw() }
 // Rest gives back the memory for what was read, if nothing is left of it. A reader that does not wait in Fill calls it.
 func (r *Response) Rest() { r.conn.Release() }
 
-// Trickles says that what is left of the body comes in small pieces over time.
-func (r *Response) Trickles() { r.conn.Trickles() }
-
 // Ready tells whether Read would return something without waiting. It may say no while it would.
 func (r *Response) Ready() bool {
 	switch {

@@ -15,9 +15,6 @@ func write(fd uintptr, p []byte) (int, error) { return syscall.Write(int(fd), p)
 // gather leaves all to write.
 func gather(uintptr, [][]byte) int { return 0 }
 
-// delayAcks leaves acknowledgements to the system.
-func delayAcks(uintptr) {}
-
 // silent tells whether a socket has nothing to read, not even its end.
 func silent(fd uintptr) bool {
 	var one [1]byte

@@ -49,10 +49,3 @@ func silent(fd uintptr) bool {
 	_, _, errno := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&one)), 1, syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)
 	return errno == syscall.EAGAIN
 }
-
-// delayAcks has the system gather acknowledgements of small pieces until one is due anyway.
-func delayAcks(fd uintptr) {
-	off := int32(0)
-	// Where it is refused, acknowledgements come as before.
-	_, _, _ = syscall.RawSyscall6(syscall.SYS_SETSOCKOPT, fd, syscall.IPPROTO_TCP, syscall.TCP_QUICKACK, uintptr(unsafe.Pointer(&off)), unsafe.Sizeof(off), 0)
-}

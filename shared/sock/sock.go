@@ -291,14 +291,6 @@ func (c *Conn) tryWrite(fd uintptr) bool {
 	return true
 }
 
-// Trickles says that what comes next comes in small pieces, with pauses in which nothing is sent: to acknowledge each, which the system would do when it is read,
-// costs more than the reading. It holds until a pause of 40 ms, after which an acknowledgement is sent anyway.
-func (c *Conn) Trickles() {
-	if c.raw != nil {
-		_ = c.raw.Control(delayAcks)
-	}
-}
-
 // Quiet tells whether the other side has neither closed the connection nor sent anything that was not read. Without a socket
 // nobody can tell: it says yes.
 func (c *Conn) Quiet() bool {
