@@ -46,11 +46,12 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	defer d.Close(ctx)
 	ln, err := net.Listen("tcp", c.KVListen) // before the model is loaded, which may take long
 	if err != nil {
-		d.Close(ctx)
 		return fmt.Errorf("--kv-listen %q: %w", c.KVListen, err)
 	}
+	defer func() { _ = ln.Close() }() // closed already, if it was served
 	if t := d.Cluster.KVServer(); t != nil {
 		ln = tls.NewListener(ln, t)
 	}
@@ -58,8 +59,6 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 	c.Device.KVEvents, c.Device.KVEpoch = d.KVEvents()
 	dev, err := device.Open(c.Device, d.Steady.Now, log)
 	if err != nil {
-		_ = ln.Close()
-		d.Close(ctx)
 		return err
 	}
 	defer func() {
@@ -82,13 +81,6 @@ func (c *CLI) rank(ctx context.Context, log *slog.Logger) error {
 }
 
 func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, ln net.Listener, log *slog.Logger) error {
-	runs := false // Run closes both
-	defer func() {
-		if !runs {
-			_ = ln.Close()
-			d.Close(ctx)
-		}
-	}()
 	d.Hardware.Watch(c.Device.WatchGPU)
 	if err := d.Ledger.Start(ledgerOf(d, dev)); err != nil {
 		return err
@@ -140,7 +132,6 @@ func (c *CLI) serve(ctx context.Context, d *worker.Daemon, dev *device.Device, l
 		return slices.Contains(c.KVPeer, addr) || registered(registry, addr)
 	}}
 	d.Routes().PUT("/kv/:id", g.move)
-	runs = true
 	return d.Run(ctx, worker.Parts{
 		Face: worker.Options{
 			Model: modelOf(dev, c.Device.MaxBatchSize*dev.Engine.Ranks()), Tokenizer: dev.Tokenizer, Kind: device.Kind, CardClocks: dev.CardClocks, RankClock: clocks.Newest,

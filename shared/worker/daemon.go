@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -46,6 +47,7 @@ type Daemon struct {
 	cache   *kvevent.Log
 	ready   atomic.Bool
 	lost    atomic.Pointer[error] // the engine ended by itself
+	closing sync.Once
 }
 
 // Open makes everything that needs no device. The listener is open from here on, so that a port that is taken is told
@@ -73,7 +75,7 @@ func Open(ctx context.Context, f Flags, listen string, role phase.Role, log *slo
 	}
 	defer func() {
 		if err != nil {
-			d.close(ctx)
+			d.Close(ctx)
 		}
 	}()
 	d.server, err = serve.New(serve.Options{
@@ -165,25 +167,24 @@ func (d *Daemon) publisher() func(*phase.Record, *infer.StepRecords) error {
 // sent by the next process.
 const flushWait = 2 * time.Second
 
-// close ends what Open made: records before the bus that carries them.
-func (d *Daemon) close(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushWait)
-	defer cancel()
-	if d.records != nil {
-		if err := d.records.Close(ctx); err != nil {
-			d.log.Warn("records stay in the spool", "error", err)
+// Close ends what Open made: records before the bus that carries them. After Run, which does so itself, it does nothing.
+func (d *Daemon) Close(ctx context.Context) {
+	d.closing.Do(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushWait)
+		defer cancel()
+		if d.records != nil {
+			if err := d.records.Close(ctx); err != nil {
+				d.log.Warn("records stay in the spool", "error", err)
+			}
 		}
-	}
-	if d.Bus != nil {
-		d.Bus.Close()
-	}
-	if d.server != nil {
-		_ = d.server.Close() // closed already, unless it was never served
-	}
+		if d.Bus != nil {
+			d.Bus.Close()
+		}
+		if d.server != nil {
+			_ = d.server.Close() // closed already, unless it was never served
+		}
+	})
 }
-
-// Close ends a daemon that was never run.
-func (d *Daemon) Close(ctx context.Context) { d.close(ctx) }
 
 // info is the registry value.
 func (d *Daemon) info(p *Parts, state node.State) node.Info {

@@ -41,7 +41,7 @@ const drainNotice = 300 * time.Millisecond
 // end, up to the grace time; waits for hand-overs; stops the engine and what runs beside it; sends the records; leaves
 // the registry. It returns nil, or why it could not go on.
 func (d *Daemon) Run(ctx context.Context, p Parts) error {
-	defer d.close(ctx)
+	defer d.Close(ctx)
 	face, err := d.face(&p)
 	if err != nil {
 		return err
