@@ -120,8 +120,10 @@ func (c *Collector) expire(now time.Time) {
 	}
 	c.swept = now
 	c.order.keep(func(r *request) bool {
-		if live, _ := c.isLive(r.id); !r.done && !live && r.deadline.IsZero() && now.Sub(r.since) >= c.o.Orphan {
-			c.write(r) // its router is gone
+		if !r.done && r.deadline.IsZero() && now.Sub(r.since) >= c.o.Orphan {
+			if live, _ := c.isLive(r.id); !live {
+				c.write(r) // its router is gone
+			}
 		}
 		return !r.done
 	})
