@@ -29,6 +29,33 @@ func connect(t *testing.T, e *bus.Embedded) *bus.Conn {
 	return c
 }
 
+func embedded(t *testing.T) *bus.Embedded {
+	t.Helper()
+	e, err := bus.StartEmbedded(bus.EmbeddedOptions{Listen: "127.0.0.1:0", StoreDir: t.TempDir(), Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	return e
+}
+
+// watch runs a registry until the test ends, and it must end well.
+func watch(t *testing.T, c *bus.Conn) (*Registry, <-chan Event) {
+	t.Helper()
+	events := make(chan Event, 1000)
+	r := NewRegistry(c, quiet, func(ev Event) { events <- ev })
+	run, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(run) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return r, events
+}
+
 func register(t *testing.T, c *bus.Conn, role Role, name string, instance uint32) *Lease {
 	t.Helper()
 	info := Info{Name: name, Role: role, URL: "http://127.0.0.1:1", State: Ready, ClockID: clock.MakeID(1, instance)}
@@ -56,18 +83,9 @@ func await(ctx context.Context, t *testing.T, events <-chan Event, kind EventKin
 }
 
 func TestRegistrySeesJoinRenewalLeaveAndLoss(t *testing.T) {
-	e, err := bus.StartEmbedded(bus.EmbeddedOptions{Listen: "127.0.0.1:0", StoreDir: t.TempDir(), Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(e.Close)
-	ctx := within(t)
+	e, ctx := embedded(t), within(t)
 	here, there := connect(t, e), connect(t, e)
-	events := make(chan Event, 1000)
-	r := NewRegistry(here, quiet, func(ev Event) { events <- ev })
-	run, stop := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() { ended <- r.Run(run) }()
+	r, events := watch(t, here)
 
 	register(t, here, RoleRouter, "router", 1)
 	await(ctx, t, events, Joined, "router")
@@ -86,25 +104,12 @@ func TestRegistrySeesJoinRenewalLeaveAndLoss(t *testing.T) {
 	if len(nodes) != 2 || nodes[0].Info.Name != "lost" || nodes[0].Alive || !nodes[1].Alive {
 		t.Errorf("nodes %+v, want lost (dead) and router (alive)", nodes)
 	}
-	stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
 }
 
 func TestALeaseThatEndsWhileItIsRenewedIsTakenBack(t *testing.T) {
-	e, err := bus.StartEmbedded(bus.EmbeddedOptions{Listen: "127.0.0.1:0", StoreDir: t.TempDir(), Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(e.Close)
-	ctx := within(t)
+	e, ctx := embedded(t), within(t)
 	conn := connect(t, e)
-	events := make(chan Event, 1000)
-	r := NewRegistry(conn, quiet, func(ev Event) { events <- ev })
-	run, stop := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() { ended <- r.Run(run) }()
+	_, events := watch(t, conn)
 	for i := range 20 {
 		l := register(t, conn, RoleGen, "brief", uint32(i+1))
 		await(ctx, t, events, Joined, "brief")
@@ -122,10 +127,6 @@ func TestALeaseThatEndsWhileItIsRenewedIsTakenBack(t *testing.T) {
 			}
 		}
 	}
-	stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
 }
 
 func TestRegisterRefusesABadRegistration(t *testing.T) {
@@ -135,18 +136,9 @@ func TestRegisterRefusesABadRegistration(t *testing.T) {
 }
 
 func TestOneThatLeavesDoesNotTakeAlongWhoHasItsName(t *testing.T) {
-	e, err := bus.StartEmbedded(bus.EmbeddedOptions{Listen: "127.0.0.1:0", StoreDir: t.TempDir(), Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(e.Close)
-	ctx := within(t)
+	e, ctx := embedded(t), within(t)
 	conn := connect(t, e)
-	events := make(chan Event, 1000)
-	r := NewRegistry(conn, quiet, func(ev Event) { events <- ev })
-	run, stop := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() { ended <- r.Run(run) }()
+	_, events := watch(t, conn)
 	register(t, conn, RoleGen, "twin", 9) // of two that are ready, the higher instance has the name
 	await(ctx, t, events, Joined, "twin")
 	other := register(t, conn, RoleGen, "twin", 5)
@@ -164,9 +156,5 @@ func TestOneThatLeavesDoesNotTakeAlongWhoHasItsName(t *testing.T) {
 		case <-ctx.Done():
 			t.Fatal("no mark")
 		}
-	}
-	stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
 	}
 }
