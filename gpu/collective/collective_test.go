@@ -152,20 +152,24 @@ func TestALostRankIsNamedAtOnce(t *testing.T) {
 // join makes a hub whose other ranks come over sockets. gone has what Host says of each.
 func join(t *testing.T, ranks int, deadline time.Duration) (h *Hub[word], all []Member[word], gone []chan error) {
 	t.Helper()
+	return joinBy(t, ranks, deadline, func() (here, there net.Conn) { return sockets(t) })
+}
+
+// sockets gives the two ends of a Unix socket.
+func sockets(t *testing.T) (here, there net.Conn) {
+	t.Helper()
 	ln, err := net.Listen("unix", filepath.Join(t.TempDir(), "ranks.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	return joinBy(t, ranks, deadline, func() (here, there net.Conn) {
-		if there, err = net.Dial("unix", ln.Addr().String()); err != nil {
-			t.Fatal(err)
-		}
-		if here, err = ln.Accept(); err != nil {
-			t.Fatal(err)
-		}
-		return here, there
-	})
+	if there, err = net.Dial("unix", ln.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if here, err = ln.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	return here, there
 }
 
 // joinBy is join over connections that are given.
@@ -217,6 +221,44 @@ func TestRanksOfOtherProcessesMeetLikeGoroutines(t *testing.T) {
 				t.Errorf("rank %d left in peace and its host heard %v", rank, err)
 			}
 		}
+	}
+}
+
+// lateReader is a connection that is not read before a write to it has failed.
+type lateReader struct {
+	net.Conn
+	failed chan struct{}
+}
+
+func (c *lateReader) Read(b []byte) (int, error) {
+	<-c.failed
+	return c.Conn.Read(b)
+}
+
+func (c *lateReader) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if err != nil {
+		close(c.failed)
+	}
+	return n, err
+}
+
+// TestTheLastWordOfARankThatHasLeftCounts though it can be told nothing any more.
+func TestTheLastWordOfARankThatHasLeftCounts(t *testing.T) {
+	_, all, gone := joinBy(t, 2, time.Minute, func() (here, there net.Conn) {
+		here, there = sockets(t)
+		return &lateReader{here, make(chan struct{})}, there
+	})
+	if err := all[1].Arrive(1, word{1, 7}); err != nil {
+		t.Fatal(err)
+	}
+	all[1].Leave(nil)
+	r := meet(t, all[0], 1, word{0, 7}) // which calls rank 1
+	if r.Err != nil || r.Words[1] != (word{1, 7}) {
+		t.Errorf("the round has %+v, want the word of the rank that left", r)
+	}
+	if err := <-gone[1]; err != nil {
+		t.Errorf("rank 1 left in peace and its host heard %v", err)
 	}
 }
 
