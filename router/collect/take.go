@@ -38,7 +38,7 @@ func (c *Collector) take(m message) {
 			c.late(w, m, key)
 			return
 		}
-		r = c.openRequest(id)
+		r = &request{id: id}
 	}
 	r.since = time.Now()
 	if m.adopted != "" {
@@ -58,9 +58,10 @@ func (c *Collector) take(m message) {
 	c.settle(r)
 }
 
-func (c *Collector) openRequest(id string) *request {
-	r := &request{id: id}
-	c.open[id] = r
+// keep has a request wait for its other records.
+func (c *Collector) keep(r *request) {
+	r.open = true
+	c.open[r.id] = r
 	c.order.push(r)
 	for len(c.open) > c.o.MaxOpen {
 		old := c.order.front()
@@ -71,7 +72,6 @@ func (c *Collector) openRequest(id string) *request {
 		c.metrics.shed.Inc()
 		c.write(old)
 	}
-	return r
 }
 
 // settle writes a request that is complete, and gives one that has ended its time to wait for the rest.
@@ -80,6 +80,9 @@ func (c *Collector) settle(r *request) {
 	if r.router() && len(timeline.Missing(r.parts)) == 0 {
 		c.write(r)
 		return
+	}
+	if !r.open {
+		c.keep(r)
 	}
 	if !r.deadline.IsZero() || r.adopted != "" {
 		return // an adopted one waits as an orphan: its own router may be back any moment, with the rest
@@ -134,7 +137,9 @@ const sweepsInOrphan = 64
 
 // write merges the request and appends its line. Nothing is acknowledged before flush.
 func (c *Collector) write(r *request) {
-	delete(c.open, r.id)
+	if r.open {
+		delete(c.open, r.id)
+	}
 	r.done = true
 	defer func() { r.parts, r.steps, r.acks = nil, nil, nil }() // a queue may hold r for a while
 	if len(r.parts) == 0 {                                      // steps alone say nothing

@@ -23,8 +23,9 @@ type decision struct {
 	listed   [2]int
 	looks    bool // matched is known
 	matched  int
-	costs    *place.Costs // nil: not estimated
-	borrow   *loan        // nil: it fetches nothing from a peer
+	costs    place.Costs
+	known    bool  // costs are estimated
+	borrow   *loan // nil: it fetches nothing from a peer
 }
 
 func (d *decision) ctx(p *Pool, t *table, at int) { d.add(p, place.Prefill, t, at) }
@@ -64,7 +65,7 @@ func (d *decision) record(policy, reason string) phase.Decision {
 		tokens := int64(d.matched)
 		out.MatchedTokens = &tokens
 	}
-	if d.costs != nil {
+	if d.known {
 		local, remote := int64(d.costs.LocalNS), int64(d.costs.RemoteNS)
 		out.LocalNS, out.RemoteNS = &local, &remote
 	}

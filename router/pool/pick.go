@@ -143,15 +143,13 @@ func (p *Pool) claimPair(c *class, ctxAt, genAt int, a Ask, d *decision) *Choice
 	if w := g.pairs[x]; w != nil {
 		way.Handover = &w.handover
 	}
-	costs, known := way.Estimate(q)
-	if known {
-		d.costs = &costs
-	}
+	d.costs, d.known = way.Estimate(q)
+	costs := &d.costs
 	if d.looks {
 		p.counts.placedTokens += int64(a.Tokens)
 	}
 	have, lender := q.Matched(gn), ""
-	if known && p.o.GenPolicy.Matches() {
+	if d.known && p.o.GenPolicy.Matches() {
 		b := p.borrow(c, x, g, gn, q)
 		switch {
 		case b.lender == nil:
@@ -163,7 +161,7 @@ func (p *Pool) claimPair(c *class, ctxAt, genAt int, a Ask, d *decision) *Choice
 		}
 	}
 	left := a.Tokens - have
-	if a.Fallback && p.o.GenPolicy.Matches() && left <= p.o.LocalMax && known && costs.Local(left) {
+	if a.Fallback && p.o.GenPolicy.Matches() && left <= p.o.LocalMax && d.known && costs.Local(left) {
 		d.matched = have
 		p.counts.matchedTokens += int64(have)
 		if lender != "" {

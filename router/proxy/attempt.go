@@ -36,6 +36,7 @@ type attempt struct {
 	firstCall prefillCall    // memory of the first of calls
 	serving   *prefillCall   // the one that served, or failed last; nil: none was sent
 	genLeg    *phase.Leg     // nil: not sent
+	genSent   phase.Leg      // memory of genLeg
 	ctxAnswer *api.CtxAnswer // of the context leg that served
 	gen       *upstream.Response
 	split     sse.Splitter

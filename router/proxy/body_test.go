@@ -20,7 +20,7 @@ import (
 
 // reading is a session that has a body to read, and nothing else.
 func reading(maxBody int, all *bodies) *session {
-	return &session{p: &Proxy{o: Options{MaxBody: maxBody}, bodies: all}, rc: http.NewResponseController(httptest.NewRecorder())}
+	return &session{p: &Proxy{o: Options{MaxBody: maxBody}, bodies: all}, rc: *http.NewResponseController(httptest.NewRecorder())}
 }
 
 func bodyOf(t *testing.T, text string, length int64) *http.Request {

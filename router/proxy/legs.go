@@ -26,7 +26,8 @@ const (
 // openGen sends the generation leg (or the only leg) and waits for its 200: the node has admitted the request.
 func (a *attempt) openGen(ctx context.Context, b body) *api.Error {
 	a.stamps.GenDispatchNS = a.stamp(&a.times.genDispatch)
-	a.genLeg = a.leg(a.choice.Gen)
+	a.genSent = a.leg(a.choice.Gen)
+	a.genLeg = &a.genSent
 	res, e := a.send(ctx, "gen", a.choice.Gen, b, a.genLeg)
 	if e != nil {
 		return e
@@ -41,8 +42,8 @@ func (a *attempt) openGen(ctx context.Context, b body) *api.Error {
 }
 
 // leg describes a leg for the record.
-func (a *attempt) leg(l *pool.Lease) *phase.Leg {
-	return &phase.Leg{
+func (a *attempt) leg(l *pool.Lease) phase.Leg {
+	return phase.Leg{
 		Role: phase.Role(l.Role), Node: l.Name, Sub: a.sub.index, Attempt: a.n, Records: !l.Foreign && !a.s.p.o.NoBus, Given: a.had,
 	}
 }
@@ -269,10 +270,7 @@ func (a *attempt) genBodyAfter(ans *api.CtxAnswer) (body, *api.Error) {
 			return bad("lacks disaggregated_params." + name)
 		}
 	}
-	set := []api.Set{
-		{Key: "request_type", Value: []byte(`"` + api.GenerationOnly + `"`)},
-		{Key: "schedule_style", Value: []byte{'0' + api.ContextFirst}},
-	}
+	set := append(make([]api.Set, 0, 3), afterContext[:]...)
 	if ans.Usage != nil {
 		set = append(set, api.Set{Key: "ctx_usage", Value: api.AppendUsage(make([]byte, 0, usageBytes), *ans.Usage)})
 	}
@@ -283,6 +281,12 @@ func (a *attempt) genBodyAfter(ans *api.CtxAnswer) (body, *api.Error) {
 	}
 	b := begin(open, genTail+disaggregatedKey)
 	return b.closed(api.AppendPatched(*b.text, fields, set)), nil
+}
+
+// afterContext is what every generation leg says whose context leg was first.
+var afterContext = [...]api.Set{
+	{Key: "request_type", Value: []byte(`"` + api.GenerationOnly + `"`)},
+	{Key: "schedule_style", Value: []byte{'0' + api.ContextFirst}},
 }
 
 func (a *attempt) promptKey() string {

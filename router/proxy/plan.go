@@ -61,7 +61,14 @@ func (s *session) addPrompt(i int, ids []int32, raw []byte, tok *Tokenizer) *api
 		}
 	}
 	for j := range s.req.N {
-		s.subs = append(s.subs, &sub{s: s, index: i*s.req.N + j, first: j == 0, ids: ids, prompt: raw})
+		b := &s.sub0
+		if len(s.subs) == 0 {
+			s.subs = s.subs0[:0]
+		} else {
+			b = new(sub)
+		}
+		b.s, b.index, b.first, b.ids, b.prompt = s, i*s.req.N+j, j == 0, ids, raw
+		s.subs = append(s.subs, b)
 	}
 	return nil
 }

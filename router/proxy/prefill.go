@@ -21,6 +21,7 @@ type prefillCall struct {
 	id    int64 // disagg_request_id
 	body  body
 	leg   *phase.Leg              // nil: not sent
+	sent  phase.Leg               // memory of leg
 	stop  context.CancelCauseFunc // nil: not begun
 
 	times *callTimes
@@ -51,7 +52,8 @@ func (c *prefillCall) run(ctx context.Context) *api.Error {
 	a := c.a
 	defer c.lease.Release()
 	a.stamp(&c.times.dispatch)
-	c.leg = a.leg(c.lease)
+	c.sent = a.leg(c.lease)
+	c.leg = &c.sent
 	res, e := a.send(ctx, "ctx", c.lease, c.body, c.leg)
 	c.body = body{}
 	if e != nil {

@@ -26,7 +26,8 @@ func (b *sub) run(ctx context.Context) *api.Error {
 	var last *api.Error
 	var cut *int64 // the answer's last token came before
 	for n, row := 0, 0; ; n++ {
-		a := &attempt{s: b.s, sub: b, n: n, had: len(b.given), cutNS: cut, times: b.times(n)}
+		a := b.attempt(n)
+		a.cutNS = cut
 		if e := a.place(&tried); e != nil {
 			if last != nil {
 				return last // nobody else is there: what failed first says more
@@ -53,6 +54,18 @@ func (b *sub) run(ctx context.Context) *api.Error {
 			return stopCause(ctx)
 		}
 	}
+}
+
+// attempt makes attempt n.
+func (b *sub) attempt(n int) *attempt {
+	a := &b.try0
+	if n == 0 {
+		b.tries = b.tries0[:0]
+	} else {
+		a = new(attempt)
+	}
+	a.s, a.sub, a.n, a.had, a.times = b.s, b, n, len(b.given), b.times(n)
+	return a
 }
 
 // times is the memory of the stamps of attempt n.

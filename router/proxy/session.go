@@ -21,7 +21,7 @@ import (
 type session struct {
 	p        *Proxy
 	w        *echo.Response
-	rc       *http.ResponseController
+	rc       http.ResponseController
 	req      *api.Request
 	id       string // the router's own
 	clientID string
@@ -44,6 +44,10 @@ type session struct {
 	created   []byte // JSON
 	subs      []*sub
 	out       *stream // nil: not streamed
+
+	subs0  [1]*sub // memory of subs
+	sub0   sub     // of the first of them
+	stream stream  // of out
 }
 
 // requestTimes is the memory of a request's stamps, and of those of its first attempt. It is apart from the session, which a
@@ -71,6 +75,9 @@ type sub struct {
 	opaque  bool    // a chunk named no tokens: nobody can go on after it
 	hash    string  // checkpoint that gave them
 	answer  answer
+
+	tries0 [1]*attempt // memory of tries
+	try0   attempt     // of the first of them
 }
 
 // serve runs one request.
@@ -131,7 +138,7 @@ var returnMetrics = http.CanonicalHeaderKey(api.HeaderReturnMetrics)
 
 // prepare reads, validates and tokenizes.
 func (s *session) prepare(r *http.Request, chat bool) *api.Error {
-	s.rc = http.NewResponseController(s.w)
+	s.rc = *http.NewResponseController(s.w)
 	if id := r.Header.Get(api.HeaderRequestID); id != "" {
 		if !validID(id) {
 			return api.Invalid(api.HeaderRequestID, "header %s: want 1 to %d letters, digits or any of -_.:/+=@", api.HeaderRequestID, maxClientID)
@@ -177,7 +184,8 @@ func (s *session) prepare(r *http.Request, chat bool) *api.Error {
 		s.seed = mintSeed()
 	}
 	if s.req.Stream {
-		s.out = &stream{w: s.w, rc: s.rc, idle: s.p.o.ClientIdle}
+		s.out = &s.stream
+		s.out.w, s.out.rc, s.out.idle = s.w, &s.rc, s.p.o.ClientIdle
 		s.out.now, _ = s.w.Writer.(nowWriter)
 		if s.perf {
 			s.out.begin = s.setClockSync

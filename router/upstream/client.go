@@ -279,13 +279,17 @@ func (c *Client) take(h *host) *conn {
 		cn := h.idle[n-1]
 		h.idle[n-1] = nil
 		h.idle = h.idle[:n-1]
-		if time.Since(cn.since) < c.o.IdleTimeout && cn.Quiet() {
+		if idle := time.Since(cn.since); idle < fresh || idle < c.o.IdleTimeout && cn.Quiet() {
 			return cn
 		}
 		_ = cn.Close()
 	}
 	return nil
 }
+
+// fresh is a connection that ended a request so lately: what the other side could have done meanwhile it could as well do after a
+// look.
+const fresh = time.Millisecond
 
 func (c *Client) put(cn *conn) {
 	cn.Release()

@@ -116,6 +116,7 @@ func TestKeptConnectionThatWasClosedIsReplaced(t *testing.T) {
 	defer c.Close()
 	get(t, c, s.URL, "")
 	s.CloseClientConnections()
+	time.Sleep(2 * fresh) // then it is looked at
 	if _, body := get(t, c, s.URL, ""); body != "ok" {
 		t.Errorf("got %q", body)
 	}

@@ -45,10 +45,11 @@ func newRow(l *timeline.Line) row {
 	prompt, _ := l.Tokens.Known()
 	r := row{
 		ID: l.RequestID, ClientID: l.ClientRequestID, WallNS: l.WallNS, Outcome: string(l.Outcome), Complete: l.Complete, Style: l.Style,
-		Model: l.Model, TTFTNS: l.TTFTNS, E2ENS: l.E2ENS, Prompt: prompt, Output: l.Tokens.Output, Nodes: []string{}, Bar: []int64{},
+		Model: l.Model, TTFTNS: l.TTFTNS, E2ENS: l.E2ENS, Prompt: prompt, Output: l.Tokens.Output, Bar: []int64{},
 		Dominant: l.CriticalSpan, Odd: len(l.Violations) + l.NegativeSpans,
 	}
 	roles := map[string]phase.Role{}
+	r.Nodes = make([]string, 0, len(l.Attempts))
 	for _, a := range l.Attempts {
 		roles[a.Node] = a.Role
 		if !slices.Contains(r.Nodes, a.Node) {
@@ -58,18 +59,21 @@ func newRow(l *timeline.Line) row {
 	if l.E2ENS == nil || *l.E2ENS <= 0 {
 		return r
 	}
+	var room [3 * 16]int64 // for most
+	bar := room[:0]
 	for _, s := range l.Spans {
 		start, width := 1000*s.StartNS / *l.E2ENS, 1000*s.DurNS / *l.E2ENS
 		if width < minPart {
 			continue
 		}
 		kind := int64(spanKind(s, roles))
-		if n := len(r.Bar); n > 0 && r.Bar[n-3] == kind && start-r.Bar[n-2]-r.Bar[n-1] <= 1 {
-			r.Bar[n-1] = start + width - r.Bar[n-2]
+		if n := len(bar); n > 0 && bar[n-3] == kind && start-bar[n-2]-bar[n-1] <= 1 {
+			bar[n-1] = start + width - bar[n-2]
 			continue
 		}
-		r.Bar = append(r.Bar, kind, start, width)
+		bar = append(bar, kind, start, width)
 	}
+	r.Bar = append(r.Bar, bar...)
 	return r
 }
 

@@ -4,5 +4,7 @@
 // A connection that brings anything else is handed over, with what was read of it, to net/http for good.
 //
 // What could be read in two ways is refused: bare line feeds, a length beside a transfer encoding, space before a colon.
-// Whether the client has left is seen by one epoll for all connections, so that a request costs nothing for it.
+// Whether the client has left is seen by one epoll for all connections, so that a request costs nothing for it. The context of a
+// request is that of its connection: it ends when the client has left, not when the handler returns, so what a handler makes of
+// it the handler ends. A request, its header and its body are used again for the next.
 package h1

@@ -1,7 +1,6 @@
 package h1
 
 import (
-	"context"
 	"io"
 	"net/http"
 	"net/url"
@@ -79,7 +78,7 @@ type response struct {
 }
 
 // begin makes the request of the head that was read.
-func (w *response) begin(ctx context.Context, c *conn) *http.Request {
+func (w *response) begin(c *conn) *http.Request {
 	if w.header == nil {
 		w.header, w.fields = http.Header{}, http.Header{}
 	}
@@ -97,11 +96,10 @@ func (w *response) begin(ctx context.Context, c *conn) *http.Request {
 			w.fields[f.name] = w.values[i : i+1 : i+1]
 		}
 	}
-	r := http.Request{
-		Method: http.MethodPost, URL: &url.URL{Path: h.path}, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: w.fields, Body: &c.body, ContentLength: h.length, Host: h.host, RemoteAddr: c.remote, RequestURI: h.path, Close: h.close,
-	}
-	return r.WithContext(ctx)
+	r := &c.req
+	c.url, *r = url.URL{Path: h.path}, *c.blank
+	r.URL, r.Header, r.Body, r.ContentLength, r.Host, r.RequestURI, r.Close = &c.url, w.fields, &c.body, h.length, h.host, h.path, h.close
+	return r
 }
 
 // Header is http.ResponseWriter's.
@@ -139,7 +137,7 @@ func (w *response) WriteNow(p []byte) (all bool, err error) {
 	if err := w.take(p); err != nil {
 		return false, err
 	}
-	err = w.send(false, w.c.WriteNow)
+	err = w.send(w.c.WriteNow)
 	return w.piece == nil, err
 }
 
@@ -171,7 +169,7 @@ func (w *response) FlushError() error {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
-	return w.send(false, w.c.Write)
+	return w.send(w.c.Write)
 }
 
 // SetReadDeadline is what http.ResponseController calls.
@@ -184,20 +182,28 @@ func (w *response) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// end sends what is left; false: the connection cannot go on.
+// end composes what is left; false: the connection cannot go on after that.
 func (w *response) end() bool {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
-	err := w.send(true, w.c.Write)
-	return err == nil && w.keep && (w.chunked || bodiless(w.status) || w.wrote == w.length)
+	if w.failed != nil {
+		return false
+	}
+	w.compose(true)
+	return w.keep && (w.chunked || bodiless(w.status) || w.wrote == w.length)
 }
 
-// send writes what waits; last: nothing follows. What write leaves waits on.
-func (w *response) send(last bool, write func([]byte) (int, error)) error {
-	if w.failed != nil {
-		return w.failed
+// send writes what waits. What write leaves waits on.
+func (w *response) send(write func([]byte) (int, error)) error {
+	if w.failed == nil {
+		w.compose(false)
 	}
+	return w.flush(write)
+}
+
+// compose makes bytes to be written of what waits; last: nothing follows.
+func (w *response) compose(last bool) {
 	p := w.piece
 	if p == nil {
 		p = pieces.Get().(*piece)
@@ -215,24 +221,38 @@ func (w *response) send(last bool, write func([]byte) (int, error)) error {
 	if w.chunked && last {
 		p.out = append(p.out, "0\r\n\r\n"...)
 	}
+	p.body = p.body[:0]
+	w.piece = p
+}
+
+// flush writes what is composed. write may drop what goes out once it is written.
+func (w *response) flush(write func([]byte) (int, error)) error {
+	p := w.piece
+	if w.failed != nil || p == nil {
+		return w.failed
+	}
 	if len(p.out) > 0 {
 		if !w.bounded { // a client that reads nothing holds the connection no longer than one that says nothing
 			w.c.WriteBy(time.Now().Add(w.c.s.o.IdleTime))
 		}
 		n := 0
-		n, w.failed = write(p.out)
+		if n, w.failed = write(p.out); w.piece == nil {
+			return w.failed
+		}
 		p.out = p.out[:copy(p.out, p.out[n:])]
 	}
-	p.body = p.body[:0]
-	if w.piece = p; len(p.out) == 0 || w.failed != nil {
+	if len(p.out) == 0 || w.failed != nil {
 		w.drop()
 	}
 	return w.failed
 }
 
-// drop gives back the memory of what goes out.
+// drop gives back the memory of what goes out, if there is any.
 func (w *response) drop() {
 	p := w.piece
+	if p == nil {
+		return
+	}
 	if w.piece = nil; cap(p.body)+cap(p.out) <= keepBytes {
 		p.body, p.out = p.body[:0], p.out[:0]
 		pieces.Put(p)

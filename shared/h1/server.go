@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -61,6 +62,7 @@ func (s *Server) Serve(nc net.Conn) {
 	}
 	defer s.gone.Done()
 	c.ctx, c.leave = context.WithCancel(s.base)
+	c.blank = (&http.Request{Method: http.MethodPost, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, RemoteAddr: c.remote}).WithContext(c.ctx)
 	var rest []byte
 	handOver := true
 	if err := c.watch(); err != nil { // nobody would tell it that its client has left
@@ -156,8 +158,12 @@ type conn struct {
 	state   atomic.Int32
 	idleBy  time.Time // read deadline of the wait for a request
 	served  bool      // a request came before
+	rests   bool      // it waits for the next, or may
 	head    head
 	body    body
+	blank   *http.Request // what requests are made of: it has the connection's context
+	req     http.Request
+	url     url.URL
 	res     response
 }
 
@@ -192,7 +198,7 @@ func (c *conn) serve() (rest []byte, handOver bool) {
 		case err != nil:
 			return nil, false
 		}
-		if !c.request() || !c.state.CompareAndSwap(serving, waiting) {
+		if !c.request() {
 			return nil, false
 		}
 	}
@@ -201,21 +207,29 @@ func (c *conn) serve() (rest []byte, handOver bool) {
 // await waits for the first bytes of a request.
 func (c *conn) await() bool {
 	if len(c.Buffered()) == 0 {
-		now := time.Now()
-		switch {
-		case !c.served:
-			c.ReadBy(now.Add(c.s.o.HeaderTime))
-		case c.idleBy.Sub(now) < c.s.o.IdleTime/2: // setting it costs more than the rest of the wait
-			c.idleBy = now.Add(c.s.o.IdleTime)
-			c.ReadBy(c.idleBy)
-		default:
-			c.ReadBy(c.idleBy)
+		if !c.served {
+			c.ReadBy(time.Now().Add(c.s.o.HeaderTime))
 		}
 		if c.Fill() != nil {
 			return false
 		}
 	}
 	return c.state.CompareAndSwap(waiting, serving)
+}
+
+// idle bounds the wait for the next request.
+func (c *conn) idle() {
+	if now := time.Now(); c.idleBy.Sub(now) < c.s.o.IdleTime/2 { // setting it costs more than the rest of the wait
+		c.idleBy = now.Add(c.s.o.IdleTime)
+	}
+	c.ReadBy(c.idleBy)
+}
+
+// rest is called when an answer that another request may follow is written.
+func (c *conn) rest() bool {
+	c.res.drop() // it may be long until then
+	c.rests = c.state.CompareAndSwap(serving, waiting)
+	return c.rests
 }
 
 var errTooLarge = errors.New("h1: head too large")
@@ -254,17 +268,29 @@ func (c *conn) request() bool {
 	c.served = true
 	c.ReadBy(time.Time{})
 	c.body = body{c: c, left: c.head.length}
-	ctx, cancel := context.WithCancel(c.ctx)
-	defer cancel()
-	r := c.res.begin(ctx, c)
-	c.s.o.Handler.ServeHTTP(&c.res, r)
+	c.s.o.Handler.ServeHTTP(&c.res, c.res.begin(c))
 	keep := c.res.end()
 	c.body.c = nil // a handler that still reads gets nothing of the next request
-	c.WriteBy(time.Time{})
-	if !keep && c.body.left > 0 {
-		c.linger()
+	if !keep {
+		_ = c.res.flush(c.Write)
+		if c.body.left > 0 {
+			c.linger()
+		}
+		return false
 	}
-	return keep
+	c.idle()
+	c.rests = false
+	err := c.res.flush(c.last)
+	c.WriteBy(time.Time{})
+	return err == nil && (c.rests || c.rest()) // nothing may have been left to write
+}
+
+// last writes the end of an answer and waits for the next request.
+func (c *conn) last(p []byte) (int, error) {
+	if err := c.WriteLast(p, c.rest); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }
 
 const (

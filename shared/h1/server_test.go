@@ -338,10 +338,18 @@ func TestAClientThatTakesNothingIsCut(t *testing.T) {
 func TestDrain(t *testing.T) {
 	began, finish := make(chan struct{}), make(chan struct{})
 	f := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-A") == "short" {
+			return
+		}
 		close(began)
 		<-finish
 	})
 	_, idle := f.dial(t)
+	again, answers := f.dial(t)
+	for range 3 {
+		_, _ = io.WriteString(again, strings.Replace(ask("hi"), "X-A: b", "X-A: short", 1))
+		answer(t, answers)
+	}
 	c, r := f.dial(t)
 	_, _ = io.WriteString(c, ask("hi"))
 	within(t, began, "the handler begins")
@@ -351,6 +359,7 @@ func TestDrain(t *testing.T) {
 		t.Error("drained while a request ran")
 	}
 	closedAfter(t, idle)
+	closedAfter(t, answers)
 	close(finish)
 	if res, _ := answer(t, r); res.StatusCode != 200 || !res.Close {
 		t.Errorf("%d, close %t", res.StatusCode, res.Close)

@@ -30,6 +30,7 @@ type Conn struct {
 	readFn   func(uintptr) bool
 	writeFn  func(uintptr) bool
 	askFn    func(uintptr) bool
+	lastFn   func(uintptr) bool
 	pooled   *[]byte // of buffers; nil: none is held, or one that is larger
 	buf      []byte  // buf[from:to] was read and not taken
 	from, to int
@@ -39,8 +40,9 @@ type Conn struct {
 	n       int
 	err     error
 
-	out      []byte // rest of the write that goes on
-	writeNow bool   // it does not wait
+	out      []byte      // rest of the write that goes on
+	writeNow bool        // it does not wait
+	rest     func() bool // of WriteLast
 	writeErr error
 
 	reads, writes deadline
@@ -67,7 +69,7 @@ func New(c net.Conn) *Conn {
 	}
 	s.under, s.lookFn = raw, s.look
 	if secure == nil {
-		s.raw, s.readFn, s.writeFn, s.askFn = raw, s.tryRead, s.tryWrite, s.tryAsk
+		s.raw, s.readFn, s.writeFn, s.askFn, s.lastFn = raw, s.tryRead, s.tryWrite, s.tryAsk, s.tryLast
 	}
 	return s
 }
@@ -239,6 +241,29 @@ func (c *Conn) tryAsk(fd uintptr) bool {
 	}
 	c.out = c.out[n:]
 	return len(c.out) > 0
+}
+
+// WriteLast is Write for what is said before the other side is waited for. Once all is written it calls rest, and when that says so it
+// waits for something to read, like Ask; where it cannot wait, the Fill that follows does.
+func (c *Conn) WriteLast(p []byte, rest func() bool) error {
+	if c.raw != nil && len(p) > 0 && c.from == c.to && c.reads.has == c.reads.want {
+		c.Release()
+		c.out, c.rest = p, rest
+		_ = c.raw.Read(c.lastFn) // Write or Fill meets the error again
+		if p, c.out, c.rest = c.out, nil, nil; len(p) == 0 {
+			return nil
+		}
+	}
+	_, err := c.Write(p)
+	if err == nil {
+		rest()
+	}
+	return err
+}
+
+// tryLast is tryAsk for WriteLast.
+func (c *Conn) tryLast(fd uintptr) bool {
+	return c.tryAsk(fd) || !c.rest()
 }
 
 // WriteAll writes all pieces, one after the other, together where there is room.

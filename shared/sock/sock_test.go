@@ -284,6 +284,42 @@ func TestAsk(t *testing.T) {
 	})
 }
 
+// What is written last arrives whole and is told of once; then what comes next is waited for, unless nothing is to come.
+func TestWriteLast(t *testing.T) {
+	both(t, func(t *testing.T, c *Conn, peer net.Conn) {
+		for _, goesOn := range []bool{true, false} {
+			for _, size := range []int{1, 5 << 20, 7} {
+				rested := make(chan struct{}, 2)
+				done := make(chan error, 1)
+				go func() {
+					err := c.WriteLast(bytes.Repeat([]byte("x"), size), func() bool { rested <- struct{}{}; return goesOn })
+					if err == nil && goesOn {
+						err = c.Fill()
+					}
+					done <- err
+				}()
+				if _, err := io.ReadFull(peer, make([]byte, size)); err != nil {
+					t.Fatal(err)
+				}
+				<-rested
+				if goesOn {
+					if _, err := io.WriteString(peer, "next"); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := <-done; err != nil || goesOn && string(c.Buffered()) != "next" || len(rested) > 0 {
+					t.Errorf("%d bytes, goes on %t: %v, %q, told %d times more", size, goesOn, err, c.Buffered(), len(rested))
+				}
+				c.Discard(len(c.Buffered()))
+			}
+		}
+		c.Close()
+		if c.WriteLast([]byte("x"), func() bool { t.Error("told of a write that failed"); return true }) == nil {
+			t.Error("a closed connection takes bytes")
+		}
+	})
+}
+
 // TestADeadlineThatAWaitLeftIsNotInTheWayOfAWriteThatDoesNotWait: who was slow once is not cut for it later.
 func TestADeadlineThatAWaitLeftIsNotInTheWayOfAWriteThatDoesNotWait(t *testing.T) {
 	c, peer := pair(t, true)

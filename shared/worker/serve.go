@@ -24,11 +24,13 @@ func (n *Node) serve(c echo.Context, chat bool) error {
 	if bad != nil {
 		return n.reject(o, bad)
 	}
+	var cancel context.CancelFunc
 	if o.limit > 0 {
-		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, o.limit)
-		defer cancel()
+	} else {
+		ctx, cancel = context.WithCancel(ctx)
 	}
+	defer cancel()
 	if o.clientID != "" {
 		c.Response().Header().Set(api.HeaderRequestID, o.clientID)
 	}
