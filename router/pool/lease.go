@@ -29,10 +29,12 @@ type Lease struct {
 
 	mu       sync.Mutex // guards what follows
 	released bool
-	cause    error // not nil: the node is gone
-	watchers []func(error)
-	one      [1]func(error) // memory of watchers: most leases have one
+	cause    error   // not nil: the node is gone
+	watcher  Watcher // nil: none
 }
+
+// Watcher wants to know when the node of a lease goes away. Gone must not block.
+type Watcher interface{ Gone(cause error) }
 
 const (
 	// defaultLife is for a request whose time is not known.
@@ -126,27 +128,24 @@ func (p *Pool) expire(now int64) {
 	}
 }
 
-// Watch calls f once when the node goes away, at once if it is gone. stop ends the watch.
-func (l *Lease) Watch(f func(cause error)) (stop func()) {
+// Watch has w told once when the node goes away, at once if it is gone, until Unwatch. A lease has one watcher.
+func (l *Lease) Watch(w Watcher) {
 	l.mu.Lock()
-	if cause := l.cause; cause != nil {
-		l.mu.Unlock()
-		f(cause)
-		return func() {}
+	cause := l.cause
+	if cause == nil {
+		l.watcher = w
 	}
-	defer l.mu.Unlock()
-	id := len(l.watchers)
-	if id == 0 {
-		l.watchers = l.one[:0]
+	l.mu.Unlock()
+	if cause != nil {
+		w.Gone(cause)
 	}
-	l.watchers = append(l.watchers, f)
-	return func() {
-		l.mu.Lock()
-		if id < len(l.watchers) { // not lost
-			l.watchers[id] = nil
-		}
-		l.mu.Unlock()
-	}
+}
+
+// Unwatch ends the watch.
+func (l *Lease) Unwatch() {
+	l.mu.Lock()
+	l.watcher = nil
+	l.mu.Unlock()
 }
 
 func (l *Lease) lost(cause error) {
@@ -156,13 +155,11 @@ func (l *Lease) lost(cause error) {
 		return
 	}
 	l.cause = cause
-	watchers := l.watchers
-	l.watchers = nil
+	w := l.watcher
+	l.watcher = nil
 	l.mu.Unlock()
-	for _, f := range watchers {
-		if f != nil {
-			f(cause)
-		}
+	if w != nil {
+		w.Gone(cause)
 	}
 }
 

@@ -237,23 +237,27 @@ func TestALostNodeTellsItsLegs(t *testing.T) {
 			w.Put(reg("gen0", "h", infer.Load{}))
 			a, b, done := w.pick(t, Ask{}), w.pick(t, Ask{}), w.pick(t, Ask{})
 			var told []error
-			a.Gen.Watch(func(err error) { told = append(told, err); a.Release() })
-			stop := b.Gen.Watch(func(error) { t.Error("a watch that was stopped was called") })
-			stop()
+			a.Gen.Watch(gone(func(err error) { told = append(told, err); a.Release() }))
+			b.Gen.Watch(gone(func(error) { t.Error("a watch that was stopped was called") }))
+			b.Gen.Unwatch()
 			done.Release()
-			done.Gen.Watch(func(error) { t.Error("a released lease was called") })
+			done.Gen.Watch(gone(func(error) { t.Error("a released lease was called") }))
 			lose(w)
 			if len(told) != 1 || !errors.Is(told[0], ErrGone) || a.Ctx.Lost() != nil {
 				t.Errorf("told %v", told)
 			}
 			late := 0
-			b.Gen.Watch(func(error) { late++ })
+			b.Gen.Watch(gone(func(error) { late++ }))
 			if late != 1 {
 				t.Error("a watch that comes late is not called")
 			}
 		})
 	}
 }
+
+type gone func(error)
+
+func (f gone) Gone(cause error) { f(cause) }
 
 // TestALoadedNodeKeepsItsLegs: one that renews its lease too late, but answers its health check, is not dead.
 func TestALoadedNodeKeepsItsLegs(t *testing.T) {
@@ -262,7 +266,7 @@ func TestALoadedNodeKeepsItsLegs(t *testing.T) {
 		w.Put(reg(n, "h", infer.Load{}))
 	}
 	c := w.pick(t, Ask{ExcludeGen: []string{"gen1"}})
-	c.Gen.Watch(func(err error) { t.Errorf("its leg was told %v", err) })
+	c.Gen.Watch(gone(func(err error) { t.Errorf("its leg was told %v", err) }))
 	w.Apply(node.Event{Kind: node.Lost, Info: reg("gen0", "h", infer.Load{})})
 	for i, err := range []error{nil, context.DeadlineExceeded, nil, context.DeadlineExceeded} { // never two failures in a row
 		if n := w.checkDue(err); n != 1 {
@@ -395,7 +399,7 @@ func TestStaticNodesComeAndGo(t *testing.T) {
 	}
 	c := w.pick(t, Ask{Aggregated: true})
 	told := 0
-	c.Gen.Watch(func(error) { told++ })
+	c.Gen.Watch(gone(func(error) { told++ }))
 	ctx.up = false
 	w.round(t)
 	if told != 0 {

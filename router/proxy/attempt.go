@@ -124,7 +124,8 @@ func (a *attempt) run(ctx context.Context) *api.Error {
 	a.stop = cancel
 	life := time.AfterFunc(a.s.left(), func() { cancel(context.DeadlineExceeded) })
 	defer life.Stop()
-	defer a.gone("gen", a.choice.Gen, cancel)()
+	a.choice.Gen.Watch(a)
+	defer a.choice.Gen.Unwatch()
 	switch a.style {
 	case GenerationFirst:
 		a.stamps.GenPrepareNS = begun
@@ -137,13 +138,13 @@ func (a *attempt) run(ctx context.Context) *api.Error {
 	}
 }
 
-// gone cancels a leg when its node goes away. The connection of a finished stream is not cut by it: its body was drained,
-// or is closed in settle.
-func (a *attempt) gone(stage string, l *pool.Lease, cancel context.CancelCauseFunc) (stop func()) {
-	return l.Watch(func(error) {
-		a.broke.Store(true)
-		cancel(api.Failed(stage, true, "%s node %s is gone", roleWord(stage), l.Name))
-	})
+// Gone cancels the attempt when its generation node goes away. The connection of a finished stream is not cut by it: its body
+// was drained, or is closed in settle.
+func (a *attempt) Gone(error) { a.gone("gen", a.choice.Gen, a.stop) }
+
+func (a *attempt) gone(stage string, l *pool.Lease, cancel context.CancelCauseFunc) {
+	a.broke.Store(true)
+	cancel(api.Failed(stage, true, "%s node %s is gone", roleWord(stage), l.Name))
 }
 
 func roleWord(stage string) string {

@@ -75,7 +75,8 @@ func (c *prefillCall) run(ctx context.Context) *api.Error {
 // watched runs the leg under a context that ends when the node goes away: its own, where the attempt may go on without it.
 func (c *prefillCall) watched(ctx context.Context) *api.Error {
 	if c.a.style == ContextFirst {
-		defer c.a.gone("ctx", c.lease, c.a.stop)()
+		c.lease.Watch(c)
+		defer c.lease.Unwatch()
 		return c.run(ctx)
 	}
 	return c.begin(ctx)()
@@ -86,9 +87,19 @@ func (c *prefillCall) begin(ctx context.Context) func() *api.Error {
 	ctx, c.stop = context.WithCancelCause(ctx)
 	return func() *api.Error {
 		defer c.stop(nil)
-		defer c.a.gone("ctx", c.lease, c.stop)()
+		c.lease.Watch(c)
+		defer c.lease.Unwatch()
 		return c.run(ctx)
 	}
+}
+
+// Gone ends the leg when its node goes away, and the attempt where that cannot go on without it.
+func (c *prefillCall) Gone(error) {
+	stop := c.stop
+	if stop == nil {
+		stop = c.a.stop
+	}
+	c.a.gone("ctx", c.lease, stop)
 }
 
 // prefill runs context legs, whose bodies begin with open, until one of them serves. The first was begun at begun. Its

@@ -12,10 +12,17 @@ import (
 func (s *session) record(e *api.Error) *phase.Record {
 	t, id := s.times, s.p.o.Steady.ID()
 	u := s.usage()
-	r := &phase.Record{
+	var m struct { // one piece of memory
+		record phase.Record
+		clocks [1]phase.Clock
+		legs   [2]phase.Leg
+	}
+	m.clocks[0] = phase.Clock{ID: id, Kind: "mono"}
+	r := &m.record
+	*r = phase.Record{
 		Schema: phase.Schema, Role: phase.Disagg, Node: s.p.o.Name, Instance: id, Router: s.p.o.Name,
-		RequestID: s.id, ClientRequestID: s.clientID, Traceparent: s.trace, Style: s.p.o.Schedule, Outcome: phase.Finished, Clocks: []phase.Clock{{ID: id, Kind: "mono"}},
-		Tokens: phase.Tokens{Prompt: u.PromptTokens, Output: u.CompletionTokens, NoPrompt: u.NoPrompt, NoCached: u.PromptTokensDetails == nil}, Legs: s.legs(),
+		RequestID: s.id, ClientRequestID: s.clientID, Traceparent: s.trace, Style: s.p.o.Schedule, Outcome: phase.Finished, Clocks: m.clocks[:],
+		Tokens: phase.Tokens{Prompt: u.PromptTokens, Output: u.CompletionTokens, NoPrompt: u.NoPrompt, NoCached: u.PromptTokensDetails == nil}, Legs: s.legs(m.legs[:0]),
 	}
 	if s.req != nil { // nil: it was refused before it was understood
 		r.Model, r.Streamed = s.req.Model, s.req.Stream
@@ -76,8 +83,8 @@ func (b *sub) tell(r *phase.Record) {
 	}
 }
 
-func (s *session) legs() []phase.Leg {
-	legs := make([]phase.Leg, 0, 2*len(s.subs))
+// legs appends the legs that were sent. Without any the list is empty, not nil.
+func (s *session) legs(legs []phase.Leg) []phase.Leg {
 	for _, b := range s.subs {
 		for _, a := range b.tries {
 			for _, c := range a.calls {
