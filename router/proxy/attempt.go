@@ -30,17 +30,19 @@ type attempt struct {
 	fault   string // leg that failed it: ctx or gen
 	cutNS   *int64 // when the stream was cut that this attempt goes on after; nil: it begins the answer
 
-	had       int            // tokens that earlier attempts gave
-	open      [][]byte       // what the bodies of both legs begin with
-	calls     []*prefillCall // context legs: one, unless prefill went on elsewhere
-	firstCall prefillCall    // memory of the first of calls
-	serving   *prefillCall   // the one that served, or failed last; nil: none was sent
-	genLeg    *phase.Leg     // nil: not sent
-	genSent   phase.Leg      // memory of genLeg
-	ctxAnswer *api.CtxAnswer // of the context leg that served
+	had       int             // tokens that earlier attempts gave
+	open      [][]byte        // what the bodies of both legs begin with
+	calls     []*prefillCall  // context legs: one, unless prefill went on elsewhere
+	calls0    [1]*prefillCall // memory of calls
+	call0     prefillCall     // of the first of them
+	serving   *prefillCall    // the one that served, or failed last; nil: none was sent
+	genLeg    *phase.Leg      // nil: not sent
+	genLeg0   phase.Leg       // memory of genLeg
+	ctxAnswer *api.CtxAnswer  // of the context leg that served
 	gen       *upstream.Response
 	split     sse.Splitter
 	rewriter  *api.Rewriter // of the streamed chunks
+	rewriter0 api.Rewriter  // memory of rewriter
 	genUsage  *api.Usage
 	tokens    int // token ids seen in this attempt's stream
 	finish    string

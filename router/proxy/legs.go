@@ -26,8 +26,8 @@ const (
 // openGen sends the generation leg (or the only leg) and waits for its 200: the node has admitted the request.
 func (a *attempt) openGen(ctx context.Context, b body) *api.Error {
 	a.stamps.GenDispatchNS = a.stamp(&a.times.genDispatch)
-	a.genSent = a.leg(a.choice.Gen)
-	a.genLeg = &a.genSent
+	a.genLeg0 = a.leg(a.choice.Gen)
+	a.genLeg = &a.genLeg0
 	res, e := a.send(ctx, "gen", a.choice.Gen, b, a.genLeg)
 	if e != nil {
 		return e

@@ -39,7 +39,8 @@ type nowWriter interface {
 func (o *stream) add(a *attempt, chunk *api.Chunk, data []byte) error {
 	if a.rewriter == nil {
 		s := a.s
-		a.rewriter = &api.Rewriter{Chat: s.req.Chat, Rewrite: api.Rewrite{ID: s.idJSON, Model: s.model, Created: s.created, Index: a.sub.index}}
+		a.rewriter = &a.rewriter0
+		*a.rewriter = api.Rewriter{Chat: s.req.Chat, Rewrite: api.Rewrite{ID: s.idJSON, Model: s.model, Created: s.created, Index: a.sub.index}}
 	}
 	o.hold()
 	before := len(o.buf)

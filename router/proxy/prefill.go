@@ -21,7 +21,7 @@ type prefillCall struct {
 	id    int64 // disagg_request_id
 	body  body
 	leg   *phase.Leg              // nil: not sent
-	sent  phase.Leg               // memory of leg
+	leg0  phase.Leg               // memory of leg
 	stop  context.CancelCauseFunc // nil: not begun
 
 	times *callTimes
@@ -36,8 +36,10 @@ type callTimes struct{ prepare, dispatch, done int64 }
 
 // call makes the next context leg of the attempt.
 func (a *attempt) call(l *pool.Lease, id int64, style int, open [][]byte) *prefillCall {
-	c, times := &a.firstCall, &a.times.ctx
-	if len(a.calls) > 0 {
+	c, times := &a.call0, &a.times.ctx
+	if len(a.calls) == 0 {
+		a.calls = a.calls0[:0]
+	} else {
 		c, times = new(prefillCall), new(callTimes)
 	}
 	*c = prefillCall{a: a, lease: l, id: id, times: times}
@@ -52,8 +54,8 @@ func (c *prefillCall) run(ctx context.Context) *api.Error {
 	a := c.a
 	defer c.lease.Release()
 	a.stamp(&c.times.dispatch)
-	c.sent = a.leg(c.lease)
-	c.leg = &c.sent
+	c.leg0 = a.leg(c.lease)
+	c.leg = &c.leg0
 	res, e := a.send(ctx, "ctx", c.lease, c.body, c.leg)
 	c.body = body{}
 	if e != nil {

@@ -45,9 +45,9 @@ type session struct {
 	subs      []*sub
 	out       *stream // nil: not streamed
 
-	subs0  [1]*sub // memory of subs
-	sub0   sub     // of the first of them
-	stream stream  // of out
+	subs0 [1]*sub // memory of subs
+	sub0  sub     // of the first of them
+	out0  stream  // of out
 }
 
 // requestTimes is the memory of a request's stamps, and of those of its first attempt. It is apart from the session, which a
@@ -184,7 +184,7 @@ func (s *session) prepare(r *http.Request, chat bool) *api.Error {
 		s.seed = mintSeed()
 	}
 	if s.req.Stream {
-		s.out = &s.stream
+		s.out = &s.out0
 		s.out.w, s.out.rc, s.out.idle = s.w, &s.rc, s.p.o.ClientIdle
 		s.out.now, _ = s.w.Writer.(nowWriter)
 		if s.perf {

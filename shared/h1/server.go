@@ -62,6 +62,7 @@ func (s *Server) Serve(nc net.Conn) {
 	}
 	defer s.gone.Done()
 	c.ctx, c.leave = context.WithCancel(s.base)
+	c.restFn = c.rest
 	c.blank = (&http.Request{Method: http.MethodPost, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, RemoteAddr: c.remote}).WithContext(c.ctx)
 	var rest []byte
 	handOver := true
@@ -159,6 +160,7 @@ type conn struct {
 	idleBy  time.Time // read deadline of the wait for a request
 	served  bool      // a request came before
 	rests   bool      // it waits for the next, or may
+	restFn  func() bool
 	head    head
 	body    body
 	blank   *http.Request // what requests are made of: it has the connection's context
@@ -287,7 +289,7 @@ func (c *conn) request() bool {
 
 // last writes the end of an answer and waits for the next request.
 func (c *conn) last(p []byte) (int, error) {
-	if err := c.WriteLast(p, c.rest); err != nil {
+	if err := c.WriteLast(p, c.restFn); err != nil {
 		return 0, err
 	}
 	return len(p), nil
