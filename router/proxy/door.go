@@ -73,11 +73,7 @@ func slots(nodes []pool.Status) int {
 func (d *door) enter(ctx context.Context, a admit.Ask) (*admit.Ticket, *api.Error) {
 	began := d.now()
 	d.mu.Lock()
-	if began-d.askedNS > refreshEvery.Nanoseconds() || d.askedNS == 0 {
-		d.askedNS = began
-		d.queue.Limit = d.room()
-		d.wake(d.queue.Next())
-	}
+	d.refresh(began)
 	t, evicted, err := d.queue.Arrive(began, a)
 	if err != nil {
 		e := d.refusal(err)
@@ -94,13 +90,7 @@ func (d *door) enter(ctx context.Context, a admit.Ask) (*admit.Ticket, *api.Erro
 	turn := make(chan struct{})
 	d.waiters[t] = turn
 	d.mu.Unlock()
-	timer := time.NewTimer(a.Patience)
-	defer timer.Stop()
-	select {
-	case <-turn:
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	d.wait(ctx, turn, a.Patience)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.waiters, t)
@@ -117,6 +107,36 @@ func (d *door) enter(ctx context.Context, a admit.Ask) (*admit.Ticket, *api.Erro
 		return nil, e
 	}
 	return nil, d.refusal(admit.ErrLate)
+}
+
+// wait waits for a turn, as long as a request's patience lasts. Room may come though none ends: a node has joined.
+func (d *door) wait(ctx context.Context, turn <-chan struct{}, patience time.Duration) {
+	timer, look := time.NewTimer(patience), time.NewTicker(refreshEvery)
+	defer timer.Stop()
+	defer look.Stop()
+	for {
+		select {
+		case <-turn:
+			return
+		case <-timer.C:
+			return
+		case <-ctx.Done():
+			return
+		case <-look.C:
+			d.mu.Lock()
+			d.refresh(d.now())
+			d.mu.Unlock()
+		}
+	}
+}
+
+// refresh asks for the room if that was long ago, and lets in whom there is more of it for. The mutex is held.
+func (d *door) refresh(now int64) {
+	if d.askedNS == 0 || now-d.askedNS >= refreshEvery.Nanoseconds() {
+		d.askedNS = now
+		d.queue.Limit = d.room()
+		d.wake(d.queue.Next())
+	}
 }
 
 // leave gives the ticket's room to those who wait.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -82,6 +83,41 @@ func TestADoorLetsInWhomThereIsRoomFor(t *testing.T) {
 			}
 		}
 		d.idle(t)
+	})
+}
+
+// TestWhoWaitsHearsOfANodeThatJoins though no request comes or ends.
+func TestWhoWaitsHearsOfANodeThatJoins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newTestDoor(0, 9)
+		var limit atomic.Int64
+		limit.Store(1)
+		d.room = func() int { return int(limit.Load()) }
+		first, e := d.enter(t.Context(), admit.Ask{Weight: 1})
+		if e != nil {
+			t.Fatal(e)
+		}
+		began := time.Now()
+		in := make(chan *admit.Ticket)
+		for range 2 {
+			go func() {
+				ticket, e := d.enter(t.Context(), admit.Ask{Weight: 1, Patience: time.Minute})
+				if e != nil {
+					t.Error(e)
+				}
+				in <- ticket
+			}()
+		}
+		time.Sleep(time.Second)
+		limit.Store(3)
+		for range 2 {
+			ticket := <-in
+			defer d.leave(ticket)
+		}
+		if waited := time.Since(began); waited > time.Second+2*refreshEvery {
+			t.Errorf("they waited %v", waited)
+		}
+		d.leave(first)
 	})
 }
 

@@ -21,8 +21,9 @@ func NewRegistry() *prometheus.Registry {
 }
 
 func (s *Server) adminRoutes() {
-	s.echo.GET("/healthz", func(c echo.Context) error { return answer(c, s.o.Healthy) })
-	s.echo.GET("/readyz", func(c echo.Context) error {
+	probe := []string{http.MethodGet, http.MethodHead} // balancers ask with either
+	s.echo.Match(probe, "/healthz", func(c echo.Context) error { return answer(c, s.o.Healthy) })
+	s.echo.Match(probe, "/readyz", func(c echo.Context) error {
 		if s.Draining() {
 			return answer(c, func() error { return ErrDraining })
 		}

@@ -43,9 +43,14 @@ func start(t *testing.T, o Options, routes func(*echo.Echo)) *running {
 
 func (r *running) get(t *testing.T, path string) (int, string) {
 	t.Helper()
+	return r.ask(t, http.MethodGet, path)
+}
+
+func (r *running) ask(t *testing.T, method, path string) (int, string) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	req, _ := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.Addr()+path, nil)
+	req, _ := http.NewRequestWithContext(ctx, method, "http://"+r.Addr()+path, nil)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return 0, err.Error()
@@ -86,6 +91,15 @@ func TestAdminRoutes(t *testing.T) {
 				t.Errorf("got %d %s, want %d with %q", status, body, c.status, c.text)
 			}
 		})
+	}
+}
+
+func TestBalancersMayAskWithHead(t *testing.T) {
+	s := start(t, Options{Ready: func() error { return errors.New("no engine") }}, nil)
+	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 404} {
+		if status, body := s.ask(t, http.MethodHead, path); status != want || body != "" {
+			t.Errorf("HEAD %s: %d %q, want %d", path, status, body, want)
+		}
 	}
 }
 
