@@ -158,7 +158,7 @@ func (b *Backend) launch(m *model.Model, o Options, opened chan<- error) {
 		opened <- err
 		return
 	}
-	d, err := newDevice(c, b.pins, m, b.info, o, b.now)
+	d, err := newDevice(c, b.pins, m, b.info, o)
 	if err != nil {
 		opened <- fmt.Errorf("%s: %w", c.name, errors.Join(err, b.pins.close(c), c.close()))
 		return

@@ -81,7 +81,7 @@ func loadRow(b *testing.B, m *model.Model, add func(row)) {
 		for range 5 {
 			from := now()
 			var loadErr error
-			w, loadErr = loadWeights(newLauncher(s, nil), p, m, backend.Stage{End: m.Config.Layers}, true, false)
+			w, loadErr = loadWeights(newLauncher(s, nil), p, m, backend.Stage{End: m.Config.Layers}, loader{bf16: true})
 			loads = append(loads, float64(now()-from)/1e6)
 			from = now()
 			for range w.bytes / stageBytes {

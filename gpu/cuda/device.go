@@ -84,7 +84,7 @@ func (d *device) countsBytes() int {
 	return 4 * d.info.MaxSlots * d.info.Vocab
 }
 
-func newDevice(c *context, p *pins, m *model.Model, info backend.Info, o Options, now func() int64) (_ *device, err error) {
+func newDevice(c *context, p *pins, m *model.Model, info backend.Info, o Options) (_ *device, err error) {
 	var pinned sync.WaitGroup
 	defer pinned.Wait()
 	pinned.Go(func() { // while kernels are read or compiled
@@ -102,7 +102,7 @@ func newDevice(c *context, p *pins, m *model.Model, info backend.Info, o Options
 		return nil, errors.Join(err, s.do("cuStreamDestroy_v2", s.handle))
 	}
 	d := &device{
-		launcher: newLauncher(s, k), weights: &weights{}, info: info, now: now, config: &m.Config, bf16: !o.Deterministic,
+		launcher: newLauncher(s, k), weights: &weights{}, info: info, now: o.Now, config: &m.Config, bf16: !o.Deterministic,
 		most: o.MaxTokens, slots: make([]infer.Sampling, info.MaxSlots), checked: make([]int64, info.MaxSlots), graphs: map[graphKey]uintptr{},
 		onward: &hiddenPool{context: c, least: 4 * o.MaxTokens * info.Hidden}, reached: map[uintptr]bool{},
 	}
@@ -121,7 +121,7 @@ func newDevice(c *context, p *pins, m *model.Model, info backend.Info, o Options
 		}
 	}
 	pinned.Wait()
-	if d.weights, err = loadWeights(d.launcher, p, m, info.Stage, d.bf16, k.has.narrow); err != nil {
+	if d.weights, err = loadWeights(d.launcher, p, m, info.Stage, loader{bf16: d.bf16, eight: k.has.narrow}); err != nil {
 		return nil, fmt.Errorf("load the weights: %w", err)
 	}
 	if o.MemoryFraction > 0 {

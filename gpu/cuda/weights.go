@@ -231,10 +231,10 @@ func convert(dst, src []byte, t model.DType, bf16 bool) {
 	}
 }
 
-// loadWeights copies the stage's part of the model through pinned memory; eight says that the matrices of layers get eight bits a weight. Weights that come with an
+// loadWeights copies the stage's part of the model through pinned memory; l says what becomes of the numbers. Weights that come with an
 // error are to be freed, too.
-func loadWeights(la *launcher, p *pins, m *model.Model, st backend.Stage, bf16, eight bool) (*weights, error) {
-	count := loader{bf16: bf16, eight: eight}
+func loadWeights(la *launcher, p *pins, m *model.Model, st backend.Stage, l loader) (*weights, error) {
+	count := l
 	count.place(m, st)
 	bytes := int(count.next)
 	at, err := la.alloc(bytes)
@@ -242,8 +242,8 @@ func loadWeights(la *launcher, p *pins, m *model.Model, st backend.Stage, bf16, 
 		return &weights{}, err
 	}
 	pieces := make(chan func(*carrier) error, maxCarriers)
-	wait := carry(la, p.whole(), bf16, pieces)
-	l := loader{bf16: bf16, eight: eight, next: at, pieces: pieces}
+	wait := carry(la, p.whole(), l.bf16, pieces)
+	l.next, l.pieces = at, pieces
 	w := l.place(m, st)
 	w.at, w.bytes = at, bytes
 	close(pieces)

@@ -32,7 +32,7 @@ func TestWeightsLieOnTheCardAsInTheModel(t *testing.T) {
 	}
 	withStream(t, func(s *stream, p *pins) {
 		for _, bf16 := range []bool{false, true} {
-			w, err := loadWeights(newLauncher(s, nil), p, m, backend.Stage{End: 2}, bf16, false)
+			w, err := loadWeights(newLauncher(s, nil), p, m, backend.Stage{End: 2}, loader{bf16: bf16})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -143,7 +143,7 @@ func BenchmarkLoad(b *testing.B) {
 				at += len(t.Data)
 			}
 			from := now()
-			w, err := loadWeights(newLauncher(s, nil), p, m, backend.Stage{End: m.Config.Layers}, true, false)
+			w, err := loadWeights(newLauncher(s, nil), p, m, backend.Stage{End: m.Config.Layers}, loader{bf16: true})
 			if err != nil {
 				b.Fatal(err)
 			}

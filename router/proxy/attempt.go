@@ -207,7 +207,7 @@ func (a *attempt) generationFirst(ctx context.Context, cancel context.CancelCaus
 		case <-time.After(verdictWait):
 		}
 	}
-	if e.Stage == "kv" && context.Cause(ctx) == error(e) {
+	if e.Stage == "kv" && context.Cause(ctx) == error(e) { //nolint:errorlint // this very error, not one like it
 		a.fault = "gen" // the context node misses its receiver: it was its leg that ended the stream
 	}
 	cancel(e)
