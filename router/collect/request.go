@@ -16,7 +16,6 @@ type request struct {
 	acks     []ack
 	deadline time.Time // zero: none
 	since    time.Time // of the last record
-	open     bool      // it was kept to wait for more
 	done     bool      // written
 	adopted  string    // see message
 }

@@ -60,7 +60,6 @@ func (c *Collector) take(m message) {
 
 // keep has a request wait for its other records.
 func (c *Collector) keep(r *request) {
-	r.open = true
 	c.open[r.id] = r
 	c.order.push(r)
 	for len(c.open) > c.o.MaxOpen {
@@ -81,7 +80,7 @@ func (c *Collector) settle(r *request) {
 		c.write(r)
 		return
 	}
-	if !r.open {
+	if c.open[r.id] == nil {
 		c.keep(r)
 	}
 	if !r.deadline.IsZero() || r.adopted != "" {
@@ -137,9 +136,7 @@ const sweepsInOrphan = 64
 
 // write merges the request and appends its line. Nothing is acknowledged before flush.
 func (c *Collector) write(r *request) {
-	if r.open {
-		delete(c.open, r.id)
-	}
+	delete(c.open, r.id)
 	r.done = true
 	defer func() { r.parts, r.steps, r.acks = nil, nil, nil }() // a queue may hold r for a while
 	if len(r.parts) == 0 {                                      // steps alone say nothing

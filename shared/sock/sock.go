@@ -29,7 +29,6 @@ type Conn struct {
 	quiet    bool // what the last look said
 	readFn   func(uintptr) bool
 	writeFn  func(uintptr) bool
-	askFn    func(uintptr) bool
 	lastFn   func(uintptr) bool
 	pooled   *[]byte // of buffers; nil: none is held, or one that is larger
 	buf      []byte  // buf[from:to] was read and not taken
@@ -69,7 +68,7 @@ func New(c net.Conn) *Conn {
 	}
 	s.under, s.lookFn = raw, s.look
 	if secure == nil {
-		s.raw, s.readFn, s.writeFn, s.askFn, s.lastFn = raw, s.tryRead, s.tryWrite, s.tryAsk, s.tryLast
+		s.raw, s.readFn, s.writeFn, s.lastFn = raw, s.tryRead, s.tryWrite, s.tryLast
 	}
 	return s
 }
@@ -218,33 +217,12 @@ func (c *Conn) Write(p []byte) (int, error) {
 }
 
 // Ask is Write, and waits for the answer: the Fill that follows finds it there, and need not look in vain before it waits.
-func (c *Conn) Ask(p []byte) error {
-	if c.raw != nil && len(p) > 0 && c.reads.has == c.reads.want {
-		c.out = p
-		_ = c.raw.Read(c.askFn) // Write or Fill meets the error again
-		if p, c.out = c.out, nil; len(p) == 0 {
-			return nil
-		}
-	}
-	_, err := c.Write(p)
-	return err
-}
+func (c *Conn) Ask(p []byte) error { return c.WriteLast(p, goesOn) }
 
-// tryAsk is called to write, and again when the answer is there.
-func (c *Conn) tryAsk(fd uintptr) bool {
-	if len(c.out) == 0 {
-		return true
-	}
-	n, err := write(fd, c.out)
-	if err != nil {
-		return true
-	}
-	c.out = c.out[n:]
-	return len(c.out) > 0
-}
+func goesOn() bool { return true }
 
 // WriteLast is Write for what is said before the other side is waited for. Once all is written it calls rest, and when that says so it
-// waits for something to read, like Ask; where it cannot wait, the Fill that follows does.
+// waits for something to read; where it cannot wait, the Fill that follows does.
 func (c *Conn) WriteLast(p []byte, rest func() bool) error {
 	if c.raw != nil && len(p) > 0 && c.from == c.to && c.reads.has == c.reads.want {
 		c.Release()
@@ -261,9 +239,17 @@ func (c *Conn) WriteLast(p []byte, rest func() bool) error {
 	return err
 }
 
-// tryLast is tryAsk for WriteLast.
+// tryLast is called to write, and again when there is something to read.
 func (c *Conn) tryLast(fd uintptr) bool {
-	return c.tryAsk(fd) || !c.rest()
+	if len(c.out) == 0 {
+		return true
+	}
+	n, err := write(fd, c.out)
+	if err != nil {
+		return true
+	}
+	c.out = c.out[n:]
+	return len(c.out) > 0 || !c.rest()
 }
 
 // WriteAll writes all pieces, one after the other, together where there is room.
