@@ -196,7 +196,7 @@ func TestRanksAndStagesAreSeen(t *testing.T) {
 		t.Errorf("%d steps have stages", n)
 	}
 	trace := r.timeline(t, "export", "--format=chrome", r.Traces())
-	metrics := r.body(t, r.Find("gen0").URL+"/metrics")
+	metrics := r.metricsOfWork(t, r.Find("gen0").URL+"/metrics", "meridian_rank_imbalance_ratio{")
 	for _, c := range []struct{ text, want string }{
 		{trace, `"engine rank 0 stage 1"`}, {trace, `"engine rank 1 stage 0"`}, {metrics, `dp_rank="1"`}, {metrics, `pipeline_parallel_size="2"`},
 		{metrics, "meridian_rank_imbalance_ratio{"}, {r.body(t, r.URL()+"/web/app.js"), "dp_rank"},
@@ -220,6 +220,33 @@ func TestRanksAndStagesAreSeen(t *testing.T) {
 			}
 		}
 	}
+}
+
+// metricsOfWork gives metrics that were read while requests ran: a text that is absent while there is nothing to balance is waited for.
+func (r *rig) metricsOfWork(t *testing.T, url, text string) (metrics string) {
+	t.Helper()
+	enough := make(chan struct{})
+	var load sync.WaitGroup
+	load.Go(func() {
+		f := map[string]any{"model": "meridian-tiny", "prompt": []int{1, 2, 3}, "max_tokens": 100, "stream": true, "ignore_eos": true}
+		for i := 0; ; i++ {
+			select {
+			case <-enough:
+				return
+			default:
+			}
+			if _, err := r.client.Do(r.ctx, client.Request{ID: fmt.Sprint("work-", i), Fields: f}); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	for metrics = r.body(t, url); !strings.Contains(metrics, text) && r.ctx.Err() == nil && !t.Failed(); {
+		metrics = r.body(t, url)
+	}
+	close(enough)
+	load.Wait()
+	return metrics
 }
 
 func (r *rig) body(t *testing.T, url string) string {
