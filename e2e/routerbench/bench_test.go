@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"math"
 	"net"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"meridian.internal/e2e/cluster"
+	"meridian.internal/shared/clock"
 )
 
 // TestBenchProducesEveryRow runs a short form of the whole: the answers must be right, and every row must have a value.
@@ -148,6 +150,24 @@ func TestPlayerChecksTheAnswer(t *testing.T) {
 				t.Errorf("%s: %v", c.name, err)
 			}
 		}
+	}
+}
+
+func TestASubjectThatHangsFailsItsTurn(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close() // it accepts in the kernel, and nobody answers
+	steady, err := clock.New(clock.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got sample
+	hung := turn{load: loads()[0], subject: &subject{addr: l.Addr().String()}, steady: steady, to: math.MaxInt64, by: time.Now().Add(50 * time.Millisecond)}
+	hung.loop(t.Context(), &got)
+	if got.failed != 1 || !errors.Is(got.err, os.ErrDeadlineExceeded) {
+		t.Errorf("%d failed: %v", got.failed, got.err)
 	}
 }
 

@@ -2,6 +2,7 @@ package routerbench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -56,6 +57,9 @@ func percentile(sorted []int64, q float64) float64 {
 // warmTime is how long a turn runs at most before it is counted: connections are opened, heaps reach their size.
 const warmTime = 300 * time.Millisecond
 
+// lateTime is how long an answer may go on after its turn. It tells slow from never.
+const lateTime = 10 * time.Second
+
 // turn plays a load against a subject for d.
 func (l load) turn(ctx context.Context, steady *clock.Steady, s *subject, d time.Duration) (*sample, error) {
 	answer := time.Duration(l.tokens) * l.pace.Gap
@@ -66,6 +70,7 @@ func (l load) turn(ctx context.Context, steady *clock.Steady, s *subject, d time
 	var all sync.WaitGroup
 	parts := make([]sample, l.streams)
 	start := time.Now()
+	t.by = start.Add(warm + d + lateTime)
 	t.from, t.to = steady.Now()+int64(warm), steady.Now()+int64(warm+d)
 	for i := range parts {
 		all.Go(func() {
@@ -101,7 +106,8 @@ type turn struct {
 	load
 	subject  *subject
 	steady   *clock.Steady
-	from, to int64 // of what counts, steady ns
+	from, to int64     // of what counts, steady ns
+	by       time.Time // when the last answer must have ended
 }
 
 // loop is one client: a request, its whole answer, the next request.
@@ -111,7 +117,8 @@ func (t *turn) loop(ctx context.Context, out *sample) {
 		out.failed, out.err = 1, fmt.Errorf("connect to %s: %w", t.subject.name, err)
 		return
 	}
-	defer func() { c.close() }()
+	defer c.close()
+	c.endBy(t.by)
 	if t.pace.Gap > 0 {
 		c.last().delay = func(sent int64) {
 			if now := t.steady.Now(); now >= t.from && now < t.to {
@@ -124,16 +131,15 @@ func (t *turn) loop(ctx context.Context, out *sample) {
 		start := t.steady.Now()
 		err := c.play()
 		end := t.steady.Now()
-		if ctx.Err() != nil || end >= t.to {
+		switch {
+		case errors.Is(ctx.Err(), context.Canceled): // somebody wants an end: the subject may be gone
 			return
-		}
-		if err != nil {
-			if out.failed++; out.err == nil {
-				out.err = err
-			}
+		case err != nil:
+			out.failed, out.err = 1, err
 			return
-		}
-		if end < t.from {
+		case end >= t.to:
+			return
+		case end < t.from:
 			continue
 		}
 		out.requests++

@@ -56,6 +56,13 @@ func open(addrs []string, sent [][]byte, want []int) (*connection, error) {
 	return c, nil
 }
 
+// endBy bounds all that is sent and read.
+func (c *connection) endBy(t time.Time) {
+	for _, leg := range c.legs {
+		_ = leg.SetDeadline(t)
+	}
+}
+
 func (c *connection) last() *player { return c.legs[len(c.legs)-1] }
 
 func (c *connection) play() error {

@@ -30,17 +30,17 @@ type Conn struct {
 	readFn   func(uintptr) bool
 	writeFn  func(uintptr) bool
 	lastFn   func(uintptr) bool
+	readNow  func(uintptr) // readFn and writeFn for those that do not wait
+	writeNow func(uintptr)
 	pooled   *[]byte // of buffers; nil: none is held, or one that is larger
 	buf      []byte  // buf[from:to] was read and not taken
 	from, to int
 
-	into    []byte // of the read that goes on; nil: into buf
-	readNow bool   // it does not wait
-	n       int
-	err     error
+	into []byte // of the read that goes on; nil: into buf
+	n    int
+	err  error
 
 	out      []byte      // rest of the write that goes on
-	writeNow bool        // it does not wait
 	rest     func() bool // of WriteLast
 	writeErr error
 
@@ -68,7 +68,8 @@ func New(c net.Conn) *Conn {
 	}
 	s.under, s.lookFn = raw, s.look
 	if secure == nil {
-		s.raw, s.readFn, s.writeFn, s.lastFn = raw, s.tryRead, s.tryWrite, s.tryLast
+		s.raw, s.readFn, s.writeFn, s.lastFn = raw, s.waitRead, s.waitWrite, s.tryLast
+		s.readNow, s.writeNow = func(fd uintptr) { s.tryRead(fd) }, func(fd uintptr) { s.tryWrite(fd) }
 	}
 	return s
 }
@@ -115,8 +116,9 @@ func (c *Conn) room() {
 }
 
 // Fill waits for at least one byte more than is buffered; the buffer grows as needed.
-func (c *Conn) Fill() error {
-	n, err := c.read(nil)
+func (c *Conn) Fill() error { return c.filled(c.read(nil)) }
+
+func (c *Conn) filled(n int, err error) error {
 	c.to += n
 	if n > 0 {
 		return nil // an error comes again
@@ -127,10 +129,12 @@ func (c *Conn) Fill() error {
 
 // FillNow reads what is there, without waiting: it may be nothing. It needs a socket.
 func (c *Conn) FillNow() error {
-	c.readNow = true
-	err := c.Fill()
-	c.readNow = false
-	return err
+	c.n, c.err = 0, nil
+	err := c.raw.Control(c.readNow)
+	if err == nil {
+		err = c.err
+	}
+	return c.filled(c.n, err)
 }
 
 // Read takes what is buffered, or waits.
@@ -170,7 +174,17 @@ func (c *Conn) read(p []byte) (int, error) {
 	return c.n, c.err
 }
 
-// tryRead is called when there may be bytes; false waits until there are.
+// waitRead is called when there may be bytes; false waits until there are.
+func (c *Conn) waitRead(fd uintptr) bool {
+	if c.tryRead(fd) {
+		return true
+	}
+	c.Release()
+	c.err = c.reads.set(c.Conn.SetReadDeadline)
+	return c.err != nil
+}
+
+// tryRead reads what is there; false: nothing.
 func (c *Conn) tryRead(fd uintptr) bool {
 	p := c.into
 	if p == nil {
@@ -184,11 +198,8 @@ func (c *Conn) tryRead(fd uintptr) bool {
 			c.n = n
 		case err == nil:
 			c.err = io.EOF
-		case errors.Is(err, syscall.EAGAIN) && c.readNow:
 		case errors.Is(err, syscall.EAGAIN):
-			c.Release()
-			c.err = c.reads.set(c.Conn.SetReadDeadline)
-			return c.err != nil
+			return false
 		case errors.Is(err, syscall.EINTR):
 			continue
 		default:
@@ -207,13 +218,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 		return c.Conn.Write(p)
 	}
 	c.out, c.writeErr = p, nil
-	err := c.raw.Write(c.writeFn)
-	n := len(p) - len(c.out)
-	c.out = nil
-	if err == nil {
-		err = c.writeErr
-	}
-	return n, err
+	return c.written(len(p), c.raw.Write(c.writeFn))
 }
 
 // Ask is Write, and waits for the answer: the Fill that follows finds it there, and need not look in vain before it waits.
@@ -271,16 +276,32 @@ func (c *Conn) WriteAll(pieces [][]byte) error {
 	return nil
 }
 
-// WriteNow writes what there is room for, without waiting: a deadline that an earlier wait has left is lifted. It needs a socket.
+// WriteNow writes what there is room for, without waiting, whatever deadline an earlier wait has left. It needs a socket.
 func (c *Conn) WriteNow(p []byte) (int, error) {
-	by := c.writes.want
-	c.writes.want, c.writeNow = time.Time{}, true
-	n, err := c.Write(p)
-	c.writes.want, c.writeNow = by, false
+	c.out, c.writeErr = p, nil
+	err := c.raw.Control(c.writeNow)
+	return c.written(len(p), err)
+}
+
+func (c *Conn) written(want int, err error) (int, error) {
+	n := want - len(c.out)
+	c.out = nil
+	if err == nil {
+		err = c.writeErr
+	}
 	return n, err
 }
 
-// tryWrite is called when there may be room; false waits until there is.
+// waitWrite is called when there may be room; false waits until there is.
+func (c *Conn) waitWrite(fd uintptr) bool {
+	if c.tryWrite(fd) {
+		return true
+	}
+	c.writeErr = c.writes.set(c.Conn.SetWriteDeadline)
+	return c.writeErr != nil
+}
+
+// tryWrite writes what there is room for; false: some is left.
 func (c *Conn) tryWrite(fd uintptr) bool {
 	for len(c.out) > 0 {
 		n, err := write(fd, c.out)
@@ -289,11 +310,8 @@ func (c *Conn) tryWrite(fd uintptr) bool {
 		}
 		switch {
 		case err == nil, errors.Is(err, syscall.EINTR):
-		case errors.Is(err, syscall.EAGAIN) && c.writeNow:
-			return true
 		case errors.Is(err, syscall.EAGAIN):
-			c.writeErr = c.writes.set(c.Conn.SetWriteDeadline)
-			return c.writeErr != nil
+			return false
 		default:
 			c.writeErr = &net.OpError{Op: "write", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 			return true
