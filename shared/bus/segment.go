@@ -80,7 +80,7 @@ type keptSegments struct {
 }
 
 // maxKept bounds the full ones, and so the spare ones.
-const maxKept = 4
+const maxKept = 32
 
 // full takes over a segment that is full.
 func (k *keptSegments) full(seg int64, g *segmentFile) {

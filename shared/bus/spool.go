@@ -26,7 +26,7 @@ var (
 
 const (
 	spoolSuffix     = ".spool"
-	defaultSegment  = 4 << 20
+	defaultSegment  = 512 << 10 // few pages that are touched often: one that is not cached costs more than a write
 	defaultSpoolMax = 256 << 20
 	maxEntry        = maxMessage
 	maxData         = maxMessage - 1024 // of a message; the rest is for its headers
