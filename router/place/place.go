@@ -4,6 +4,8 @@
 // Formulae and units are in docs/routing.md.
 package place
 
+import "math"
+
 // Policy is how one node of a role is chosen.
 type Policy string
 
@@ -158,7 +160,9 @@ func (n *Node) decodeScore(perToken float64, q *Query) float64 {
 	}
 	if n.KVMaxTokens > 0 {
 		share := float64(n.KVUsedTokens+need) / float64(n.KVMaxTokens)
-		s += min(share, 1) + fullPenalty*max(share-1, 0)
+		if s += share; share > 1 {
+			s += (fullPenalty - 1) * (share - 1)
+		}
 	}
 	return s
 }
@@ -206,20 +210,21 @@ type Candidate struct {
 
 // Best appends the k nodes with the lowest scores of the last choice to dst, best first, the chosen one always among them.
 func (c *Chooser) Best(dst []Candidate, chosen, k int) []Candidate {
-	start := len(dst)
-	for i, at := range c.looked {
-		s := c.scores[i]
-		if len(dst)-start == k && s >= dst[len(dst)-1].Score {
+	start, worst := len(dst), math.Inf(1)
+	for i, s := range c.scores {
+		full := len(dst)-start == k
+		if s >= worst && full {
 			continue
 		}
-		if len(dst)-start < k {
+		if !full {
 			dst = append(dst, Candidate{})
 		}
 		j := len(dst) - 1
 		for ; j > start && s < dst[j-1].Score; j-- {
 			dst[j] = dst[j-1]
 		}
-		dst[j] = Candidate{at, s}
+		dst[j] = Candidate{c.looked[i], s}
+		worst = dst[len(dst)-1].Score
 	}
 	for _, x := range dst[start:] {
 		if x.At == chosen {

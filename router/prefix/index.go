@@ -227,8 +227,10 @@ func (x *Index) Match(held []int32, prompt []blockhash.Hash, perBlock int) {
 			if w < len(holders) {
 				now = before & holders[w]
 			}
-			write(held, w, before&^now, i*perBlock)
-			active[w] = now
+			if now != before {
+				write(held, w, before&^now, i*perBlock)
+				active[w] = now
+			}
 			left |= now
 		}
 		if left == 0 {
