@@ -44,19 +44,23 @@ func TestSpoolReturnsEveryEntryInOrderAcrossSegments(t *testing.T) {
 	s, start, _ := mustOpen(t, t.TempDir(), 1<<20, 200)
 	r := newSpoolReader(s, start)
 	defer r.close()
-	for i := range 20 {
-		if _, _, err := s.append(record(i)); err != nil {
+	const sizes, entries = 20, 4 * maxKept // in more segments than are kept
+	for i := range entries {
+		if _, _, err := s.append(record(i % sizes)); err != nil {
 			t.Fatal(err)
 		}
 	}
+	if segs, _ := s.list(); len(segs) <= 1+maxKept {
+		t.Fatalf("%d segments, too few to tell", len(segs))
+	}
 	next := 0
-	for next < 20 {
+	for next < entries {
 		es, err := r.next()
 		if err != nil || len(es) == 0 {
 			t.Fatalf("next after %d: %d entries, %v", next, len(es), err)
 		}
 		for _, e := range es {
-			if w := record(next); e.id != w.id || e.subject != w.subject || e.kind != w.kind || !bytes.Equal(e.data, w.data) {
+			if w := record(next % sizes); e.id != w.id || e.subject != w.subject || e.kind != w.kind || !bytes.Equal(e.data, w.data) {
 				t.Fatalf("entry %d came back as %+v", next, e)
 			}
 			next++
