@@ -48,11 +48,9 @@ func (s *subject) begin(l load) (*connection, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.endBy(time.Now().Add(readyTime))
 	p := c.last()
 	if _, err = p.Write(c.sent[len(c.sent)-1]); err == nil {
-		err = p.SetReadDeadline(time.Now().Add(readyTime))
-	}
-	if err == nil {
 		err = readHead(p.r, &p.head)
 	}
 	if err == nil {
