@@ -1,7 +1,6 @@
 package api
 
 import (
-	"fmt"
 	"strconv"
 	"unicode/utf8"
 )
@@ -87,45 +86,46 @@ func (w *writer) member(key, value []byte) {
 	}
 }
 
+// walkChunk appends to dst what it rewrites; nothing after an error.
 func walkChunk(c *Chunk, dst, data []byte, chat bool, rw *Rewrite) ([]byte, error) {
-	var arr [12]Field
-	fields, ascii, err := splitObject(arr[:0], data)
-	if err == nil && !ascii && !utf8.Valid(data) {
-		err = errUTF8
-	}
-	if err != nil {
-		return dst, err
-	}
+	s := &scanner{b: data}
 	w := &writer{dst: dst, on: rw != nil}
 	w.open('{')
-	for _, f := range fields {
-		switch string(f.Key) {
+	for more := s.enter('{'); more; more = s.more('{') {
+		switch key := s.key(); string(key) {
 		case "id":
-			w.member(f.Key, rw.id(f.Value))
+			w.member(key, rw.id(s.take()))
 		case "model":
-			w.member(f.Key, rw.model(f.Value))
+			w.member(key, rw.model(s.take()))
 		case "created":
-			w.member(f.Key, rw.created(f.Value))
+			w.member(key, rw.created(s.take()))
 		case "choices":
-			w.key(f.Key)
-			if err := walkChoices(w, c, f.Value, chat, rw); err != nil {
-				return w.dst, err
-			}
+			w.key(key)
+			walkChoices(w, c, s, chat, rw)
 		case "usage":
-			c.Usage = notNull(f.Value)
+			v := s.take()
+			c.Usage = notNull(v)
 			if rw != nil && rw.KeepUsage {
-				w.member(f.Key, f.Value)
+				w.member(key, v)
 			}
 		case "error":
-			if !isNull(f.Value) {
+			if !isNull(s.take()) {
 				c.Error = data
 			}
 		case "prompt_token_ids":
+			s.skip()
 		default:
-			w.member(f.Key, f.Value)
+			w.member(key, s.take())
 		}
 	}
 	w.close('}')
+	s.end()
+	if s.err == nil && !s.ascii() && !utf8.Valid(data) {
+		s.err = errUTF8
+	}
+	if s.err != nil {
+		return dst, s.err
+	}
 	c.OnlyMetadata = c.Choices == 0 && c.Usage == nil && c.Error == nil
 	return w.dst, nil
 }
@@ -158,26 +158,20 @@ func notNull(v []byte) []byte {
 	return v
 }
 
-func walkChoices(w *writer, c *Chunk, v []byte, chat bool, rw *Rewrite) error {
-	if isNull(v) {
+func walkChoices(w *writer, c *Chunk, s *scanner, chat bool, rw *Rewrite) {
+	if s.null() {
 		w.dst = appendIf(w.on, w.dst, "[]")
-		return nil
+		return
 	}
 	w.open('[')
-	var bad error
-	err := eachElement(v, func(elem []byte) bool {
+	for more := s.enter('['); more; more = s.more('[') {
 		if c.Choices > 0 {
 			w.dst = appendIf(w.on, w.dst, ",")
 		}
 		c.Choices++
-		bad = walkChoice(w, c, elem, chat, rw)
-		return bad == nil
-	})
-	w.close(']')
-	if bad != nil {
-		return bad
+		walkChoice(w, c, s, chat, rw)
 	}
-	return err
+	w.close(']')
 }
 
 func appendIf(on bool, dst []byte, s string) []byte {
@@ -187,75 +181,71 @@ func appendIf(on bool, dst []byte, s string) []byte {
 	return dst
 }
 
-func walkChoice(w *writer, c *Chunk, elem []byte, chat bool, rw *Rewrite) error {
-	var arr [12]Field
-	fields, err := SplitObject(arr[:0], elem)
-	if err != nil {
-		return err
-	}
+func walkChoice(w *writer, c *Chunk, s *scanner, chat bool, rw *Rewrite) {
 	w.open('{')
-	for _, f := range fields {
-		switch string(f.Key) {
+	for more := s.enter('{'); more; more = s.more('{') {
+		key := s.key()
+		var v []byte
+		if chat && string(key) == "delta" {
+			v = s.delta(c)
+		} else {
+			v = s.take()
+		}
+		switch string(key) {
 		case "index":
-			w.key(f.Key)
+			w.key(key)
 			if w.on {
 				w.dst = strconv.AppendInt(w.dst, int64(rw.Index), 10)
 			}
 			continue
 		case "token_ids":
-			c.TokenIDs = notNull(f.Value)
+			c.TokenIDs = notNull(v)
 			continue
 		case "disaggregated_params", "avg_decoded_tokens_per_iter":
 			continue
 		case "text":
-			c.Text = stringInside(f.Value)
-		case "delta":
-			if chat {
-				if err := readDelta(c, f.Value); err != nil {
-					return err
-				}
-			}
+			c.Text = stringInside(v)
 		case "finish_reason":
-			if !isNull(f.Value) {
-				if c.Finish, err = decodeString(f.Value); err != nil {
-					return fmt.Errorf("finish_reason: want %w", err)
-				}
-			}
+			c.Finish = s.text(key, v)
 		case "stop_reason":
-			c.StopReason = notNull(f.Value)
+			c.StopReason = notNull(v)
 		case "logprobs":
-			c.Logprobs = notNull(f.Value)
+			c.Logprobs = notNull(v)
 		}
-		w.member(f.Key, f.Value)
-		if key := string(f.Key); c.Text != nil && (key == "text" || key == "delta") {
-			c.out = len(w.dst) - len(f.Value) + offset(f.Value, c.Text)
+		w.member(key, v)
+		if c.Text != nil && (string(key) == "text" || string(key) == "delta") {
+			c.out = len(w.dst) - len(v) + offset(v, c.Text)
 		}
 	}
 	w.close('}')
-	return nil
 }
 
 // offset is where part, a slice of all, begins in it.
 func offset(all, part []byte) int { return cap(all) - cap(part) }
 
-func readDelta(c *Chunk, v []byte) error {
-	var arr [6]Field
-	fields, err := SplitObject(arr[:0], v)
-	if err != nil {
-		return err
-	}
-	for _, f := range fields {
-		switch string(f.Key) {
+// delta walks over the delta of a chat choice and returns it; nil after an error.
+func (s *scanner) delta(c *Chunk) []byte {
+	s.space()
+	from, says := s.i, false
+	for more := s.enter('{'); more; more = s.more('{') {
+		switch key := s.key(); string(key) {
 		case "content":
-			c.Text = stringInside(f.Value)
+			c.Text = stringInside(s.take())
 		case "role":
+			s.skip()
 		default:
-			if !isNull(f.Value) && string(f.Value) != "[]" && string(f.Value) != `""` {
-				c.Delta = v
-			}
+			v := s.take()
+			says = says || !isNull(v) && string(v) != "[]" && string(v) != `""`
 		}
 	}
-	return nil
+	if s.err != nil {
+		return nil
+	}
+	all := s.b[from:s.i]
+	if says {
+		c.Delta = all
+	}
+	return all
 }
 
 // stringInside returns what is between the quotes; nil when v is no string.

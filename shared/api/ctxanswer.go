@@ -30,24 +30,27 @@ func (c CtxChoice) GoesOn() bool { return c.Finish == "length" || c.Finish == "n
 // ParseCtxAnswer reads the answer of a context leg; it wants at least one choice. What it returns aliases body: a long
 // prompt comes back in it, and is not decoded.
 func ParseCtxAnswer(body []byte) (*CtxAnswer, error) {
-	var arr [16]Field
-	fields, err := SplitObject(arr[:0], body)
-	if err != nil {
-		return nil, fmt.Errorf("context answer: %w", err)
-	}
+	s := &scanner{b: body}
 	a := new(CtxAnswer)
-	for _, f := range fields {
-		switch string(f.Key) {
+	for more := s.enter('{'); more; more = s.more('{') {
+		switch key := s.key(); string(key) {
 		case "usage":
-			a.Usage, err = parseUsage(f.Value)
+			if a.Usage = nil; !s.null() {
+				a.Usage = s.usage()
+			}
 		case "prompt_token_ids":
-			a.PromptTokenIDs = json.RawMessage(f.Value)
+			a.PromptTokenIDs = s.take()
 		case "choices":
-			err = a.parseChoices(f.Value)
+			if !s.null() {
+				s.ctxChoices(a)
+			}
+		default:
+			s.skip()
 		}
-		if err != nil {
-			return nil, fmt.Errorf("context answer: %s: want %w", f.Key, err)
-		}
+	}
+	s.end()
+	if s.err != nil {
+		return nil, fmt.Errorf("context answer: %w", s.err)
 	}
 	if len(a.Choices) == 0 {
 		return nil, fmt.Errorf("context answer: no choices")
@@ -55,111 +58,98 @@ func ParseCtxAnswer(body []byte) (*CtxAnswer, error) {
 	return a, nil
 }
 
-func (a *CtxAnswer) parseChoices(v []byte) error {
-	if isNull(v) {
-		return nil
+func (s *scanner) ctxChoices(a *CtxAnswer) {
+	for more := s.enter('['); more; more = s.more('[') {
+		a.Choices = append(a.Choices, CtxChoice{})
+		c := &a.Choices[len(a.Choices)-1]
+		for more := s.enter('{'); more; more = s.more('{') {
+			switch key := s.key(); string(key) {
+			case "finish_reason":
+				c.Finish = s.text(key, s.take())
+			case "text":
+				c.Text = s.text(key, s.take())
+			case "message":
+				if !s.null() {
+					c.Message.Content = s.content()
+				}
+			case "disaggregated_params":
+				c.Disagg = s.take()
+			case "stop_reason":
+				c.Stop = s.take()
+			case "logprobs":
+				c.Logprobs = s.take()
+			default:
+				s.skip()
+			}
+		}
 	}
-	var bad error
-	err := eachElement(v, func(elem []byte) bool {
-		var c CtxChoice
-		bad = c.parse(elem)
-		a.Choices = append(a.Choices, c)
-		return bad == nil
-	})
-	if bad != nil {
-		return bad
-	}
-	return err
 }
 
-func (c *CtxChoice) parse(elem []byte) error {
-	var arr [12]Field
-	fields, err := SplitObject(arr[:0], elem)
+// content walks over a message.
+func (s *scanner) content() (text string) {
+	for more := s.enter('{'); more; more = s.more('{') {
+		if key := s.key(); string(key) == "content" {
+			text = s.text(key, s.take())
+		} else {
+			s.skip()
+		}
+	}
+	return text
+}
+
+// text is the string in v, or "" for null; an error names the key.
+func (s *scanner) text(key, v []byte) string {
+	if s.err != nil || isNull(v) {
+		return ""
+	}
+	text, err := decodeString(v)
 	if err != nil {
-		return err
+		s.err = fmt.Errorf("%s: want %w", key, err)
 	}
-	for _, f := range fields {
-		switch string(f.Key) {
-		case "finish_reason":
-			c.Finish, err = stringOrNull(f.Value)
-		case "text":
-			c.Text, err = stringOrNull(f.Value)
-		case "message":
-			err = c.parseMessage(f.Value)
-		case "disaggregated_params":
-			c.Disagg = json.RawMessage(f.Value)
-		case "stop_reason":
-			c.Stop = json.RawMessage(f.Value)
-		case "logprobs":
-			c.Logprobs = json.RawMessage(f.Value)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (c *CtxChoice) parseMessage(v []byte) error {
-	if isNull(v) {
-		return nil
-	}
-	var arr [6]Field
-	fields, err := SplitObject(arr[:0], v)
-	for _, f := range fields {
-		if string(f.Key) == "content" && err == nil {
-			c.Message.Content, err = stringOrNull(f.Value)
-		}
-	}
-	return err
-}
-
-func stringOrNull(v []byte) (string, error) {
-	if isNull(v) {
-		return "", nil
-	}
-	return decodeString(v)
-}
-
-// parseUsage reads a usage object; nil for null.
-func parseUsage(v []byte) (*Usage, error) {
-	if isNull(v) {
-		return nil, nil
-	}
-	return ParseUsage(v)
+	return text
 }
 
 // ParseUsage reads a usage object as encoding/json does, for the members that Usage has; every leg brings one.
 func ParseUsage(v []byte) (*Usage, error) {
-	var few [8]Field
-	fields, err := SplitObject(few[:0], v)
-	if err != nil {
+	s := &scanner{b: v}
+	u := s.usage()
+	if s.end(); s.err != nil {
 		return nil, errUsage
 	}
+	return u, nil
+}
+
+// usage walks over a usage object.
+func (s *scanner) usage() *Usage {
 	u := &Usage{NoPrompt: true, NoCompletion: true}
-	for _, f := range fields {
-		switch string(f.Key) {
+	for more := s.enter('{'); more; more = s.more('{') {
+		key, v := s.key(), s.take()
+		if s.err != nil {
+			break
+		}
+		var err error
+		switch string(key) {
 		case "prompt_tokens":
-			u.NoPrompt = isNull(f.Value)
-			err = setCount(&u.PromptTokens, f.Value)
+			u.NoPrompt = isNull(v)
+			err = setCount(&u.PromptTokens, v)
 		case "completion_tokens":
-			u.NoCompletion = isNull(f.Value)
-			err = setCount(&u.CompletionTokens, f.Value)
+			u.NoCompletion = isNull(v)
+			err = setCount(&u.CompletionTokens, v)
 		case "total_tokens":
-			err = setCount(&u.TotalTokens, f.Value)
+			err = setCount(&u.TotalTokens, v)
 		case "prompt_tokens_details":
-			if !isNull(f.Value) {
+			if !isNull(v) {
 				u.PromptTokensDetails = new(PromptTokensDetails)
-				if err = json.Unmarshal(f.Value, u.PromptTokensDetails); err == nil && u.PromptTokensDetails.CachedTokens < 0 {
+				if err = json.Unmarshal(v, u.PromptTokensDetails); err == nil && u.PromptTokensDetails.CachedTokens < 0 {
 					err = errUsage
 				}
 			}
 		}
 		if err != nil {
-			return nil, errUsage
+			s.err = fmt.Errorf("usage: want %w", errUsage)
 		}
 	}
-	return u, nil
+	return u
 }
 
 func setCount(n *int, v []byte) error {

@@ -118,7 +118,13 @@ func FuzzRewriteChunk(f *testing.F) {
 			t.Fatalf("read: %v, rewrite: %v", err, err2)
 		}
 		if err != nil {
+			if len(out) > 0 {
+				t.Errorf("%q is refused, and yet became %q", in, out)
+			}
 			return
+		}
+		if !json.Valid(in) {
+			t.Errorf("%q was accepted", in)
 		}
 		if string(a.Text) != string(b.Text) || a.Finish != b.Finish || a.Choices != b.Choices {
 			t.Errorf("read %+v, rewrite %+v", a, b)
@@ -211,9 +217,42 @@ func TestParseCtxAnswer(t *testing.T) {
 		!strings.Contains(string(a.Choices[0].Disagg), `9007199254740993,"future":1.0`) {
 		t.Errorf("got %+v, %v", a, err)
 	}
-	if _, err := ParseCtxAnswer([]byte(`{"choices":[]}`)); err == nil {
-		t.Error("no choices: accepted")
+	for bad, want := range map[string]string{
+		`{"choices":[]}`:                               "context answer: no choices",
+		`{"choices":null}`:                             "context answer: no choices",
+		`{"choices":[{}]`:                              "context answer: api: malformed JSON at byte 15: want a comma or '}'",
+		`{"choices":[{}]} x`:                           "context answer: api: malformed JSON at byte 17: data after the value",
+		`{"choices":[7]}`:                              "context answer: api: malformed JSON at byte 12: want an object",
+		`{"choices":[{"finish_reason":7}]}`:            "context answer: finish_reason: want a string",
+		`{"choices":[{"message":{"content":[]}}]}`:     "context answer: content: want a string",
+		`{"choices":[{}],"usage":{"total_tokens":-1}}`: "context answer: usage: want a usage object",
+		`[]`: "context answer: api: malformed JSON at byte 0: want an object",
+	} {
+		if _, err := ParseCtxAnswer([]byte(bad)); err == nil || err.Error() != want {
+			t.Errorf("%s: got %v, want %s", bad, err, want)
+		}
 	}
+}
+
+func FuzzParseCtxAnswer(f *testing.F) {
+	f.Add([]byte(`{"usage":null,"choices":[{"text":"a","finish_reason":"length","disaggregated_params":{"first_gen_tokens":[1]},"logprobs":null}]}`))
+	f.Add([]byte(`{"usage":{"prompt_tokens":2,"prompt_tokens_details":{"cached_tokens":1}},"choices":[{"message":{"content":"a","tool_calls":[]},"stop_reason":7}]}`))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		a, err := ParseCtxAnswer(in)
+		if err != nil {
+			return
+		}
+		if !json.Valid(in) {
+			t.Errorf("%q was accepted", in)
+		}
+		for _, c := range a.Choices {
+			for _, part := range []json.RawMessage{c.Disagg, c.Stop, c.Logprobs, a.PromptTokenIDs} {
+				if part != nil && !json.Valid(part) {
+					t.Errorf("%q has the part %q", in, part)
+				}
+			}
+		}
+	})
 }
 
 func TestMerged(t *testing.T) {

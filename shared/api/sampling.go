@@ -72,23 +72,23 @@ func decodeSeed(v []byte) (uint64, error) {
 func decodeBias(v []byte) (map[int32]float32, error) {
 	want := errorWant("an object from token ids to numbers from -100 to 100, of at most " + itoa(maxLogitBias) + " entries, one a token")
 	s := scanner{b: v}
-	if s.peek() != '{' {
-		return nil, want
-	}
 	out := map[int32]float32{}
-	err := s.members(1, func(key, value []byte) error {
+	for more := s.enter('{'); more; more = s.more('{') {
+		key, value := s.key(), s.take()
 		id, err := strconv.ParseInt(string(key), 10, 32)
 		if err != nil || id < 0 || len(out) == maxLogitBias {
-			return want
+			return nil, want
 		}
 		if _, dup := out[int32(id)]; dup {
-			return want
+			return nil, want
 		}
 		b, err := decodeFloat(value, -100, 100)
+		if err != nil {
+			return nil, want
+		}
 		out[int32(id)] = float32(b)
-		return err
-	})
-	if err != nil {
+	}
+	if s.err != nil {
 		return nil, want
 	}
 	return out, nil

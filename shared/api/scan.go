@@ -32,44 +32,52 @@ func SplitObject(dst []Field, b []byte) ([]Field, error) {
 // splitObject is SplitObject; ascii tells that b holds nothing else, so that it is UTF-8.
 func splitObject(dst []Field, b []byte) (_ []Field, ascii bool, _ error) {
 	s := scanner{b: b}
-	s.space()
-	if s.peek() != '{' {
-		return dst, false, s.fail("want an object")
-	}
 	start := len(dst)
-	err := s.members(1, func(key, value []byte) error {
+	for more := s.enter('{'); more; more = s.more('{') {
+		key, value := s.key(), s.take()
 		if len(dst)-start >= maxFields {
-			return s.fail("more than %d fields in one object", maxFields)
+			s.fail("more than %d fields in one object", maxFields)
 		}
 		dst = append(dst, Field{Key: key, Value: value})
-		return nil
-	})
-	if err == nil {
-		err = s.end()
 	}
-	return dst, s.seen&tops == 0, err
+	s.end()
+	return dst, s.ascii(), s.err
 }
 
 // eachElement calls f with the bytes of each element of the array in b, until f returns false. b was validated before.
 func eachElement(b []byte, f func(elem []byte) bool) error {
 	s := scanner{b: b}
-	s.space()
-	if s.peek() != '[' {
-		return s.fail("want an array")
+	for more := s.enter('['); more; more = s.more('[') {
+		if elem := s.take(); s.err == nil && !f(elem) {
+			break
+		}
 	}
-	return s.elements(1, f)
+	return s.err
 }
 
-// scanner walks JSON and validates it as encoding/json does (RFC 8259), without building values.
+// scanner walks JSON and validates it as encoding/json does (RFC 8259), without building values. What is of interest is
+// walked by its reader, in one pass over the bytes:
+//
+//	for more := s.enter('{'); more; more = s.more('{') {
+//		switch key := s.key(); string(key) { // each case takes, skips or enters the value
+//
+// The first error stays, and ends every walk.
 type scanner struct {
-	b    []byte
-	i    int
-	seen uint64 // bits of the bytes of strings; what is outside of them is ASCII, or no JSON
+	b     []byte
+	i     int
+	depth int
+	seen  uint64 // bits of the bytes of strings; what is outside of them is ASCII, or no JSON
+	err   error
 }
 
-func (s *scanner) fail(format string, args ...any) error {
-	return fmt.Errorf("%w at byte %d: %s", ErrSyntax, s.i, fmt.Sprintf(format, args...))
+func (s *scanner) fail(format string, args ...any) {
+	if s.err == nil {
+		s.err = fmt.Errorf("%w at byte %d: %s", ErrSyntax, s.i, fmt.Sprintf(format, args...))
+	}
 }
+
+// ascii tells that what was walked holds nothing else.
+func (s *scanner) ascii() bool { return s.seen&tops == 0 }
 
 func (s *scanner) peek() byte {
 	if s.i < len(s.b) {
@@ -89,125 +97,146 @@ func (s *scanner) space() {
 	}
 }
 
-func (s *scanner) end() error {
+// end wants nothing more.
+func (s *scanner) end() {
 	s.space()
 	if s.i != len(s.b) {
-		return s.fail("data after the value")
-	}
-	return nil
-}
-
-func (s *scanner) value(depth int) error {
-	if depth > maxDepth {
-		return s.fail("nested deeper than %d", maxDepth)
-	}
-	if s.i >= len(s.b) {
-		return s.fail("unexpected end")
-	}
-	switch c := s.b[s.i]; {
-	case c == '"':
-		return s.str()
-	case c == '{':
-		return s.members(depth+1, nil)
-	case c == '[':
-		return s.elements(depth+1, nil)
-	case c == '-' || (c >= '0' && c <= '9'):
-		return s.number()
-	case c == 't':
-		return s.literal("true")
-	case c == 'f':
-		return s.literal("false")
-	case c == 'n':
-		return s.literal("null")
-	default:
-		return s.fail("unexpected character %q", c)
+		s.fail("data after the value")
 	}
 }
 
-func (s *scanner) literal(want string) error {
-	if !bytes.HasPrefix(s.b[s.i:], []byte(want)) {
-		return s.fail("want %s", want)
-	}
-	s.i += len(want)
-	return nil
-}
-
-// members walks the object at s.i; f may be nil.
-func (s *scanner) members(depth int, f func(key, value []byte) error) error {
-	s.i++
+// enter walks into the object or array that opens with that character, and tells whether it has a first member.
+func (s *scanner) enter(opening byte) (more bool) {
 	s.space()
-	if s.peek() == '}' {
-		s.i++
-		return nil
+	switch {
+	case s.peek() != opening && opening == '{':
+		s.fail("want an object")
+	case s.peek() != opening:
+		s.fail("want an array")
+	case s.depth == maxDepth:
+		s.fail("nested deeper than %d", maxDepth)
 	}
-	for {
-		s.space()
-		if s.peek() != '"' {
-			return s.fail("want a key")
-		}
-		k := s.i
-		if err := s.str(); err != nil {
-			return err
-		}
-		key := s.b[k:s.i]
-		s.space()
-		if s.peek() != ':' {
-			return s.fail("want a colon")
-		}
-		s.i++
-		s.space()
-		v := s.i
-		if err := s.value(depth); err != nil {
-			return err
-		}
-		if f != nil {
-			if err := f(unquoteKey(key), s.b[v:s.i]); err != nil {
-				return err
-			}
-		}
-		more, err := s.next('}')
-		if !more {
-			return err
-		}
+	if s.err != nil {
+		return false
 	}
-}
-
-// elements walks the array at s.i; f may be nil.
-func (s *scanner) elements(depth int, f func(elem []byte) bool) error {
 	s.i++
+	s.depth++
 	s.space()
-	if s.peek() == ']' {
+	if s.peek() == closing(opening) {
 		s.i++
-		return nil
+		s.depth--
+		return false
 	}
-	for {
-		s.space()
-		v := s.i
-		if err := s.value(depth); err != nil {
-			return err
-		}
-		if f != nil && !f(s.b[v:s.i]) {
-			return nil
-		}
-		more, err := s.next(']')
-		if !more {
-			return err
-		}
-	}
+	return true
 }
 
-// next consumes a comma (more) or the closing character.
-func (s *scanner) next(closing byte) (more bool, err error) {
+// more walks over a comma, or out of the object or array.
+func (s *scanner) more(opening byte) bool {
+	if s.err != nil {
+		return false
+	}
 	s.space()
 	switch s.peek() {
 	case ',':
 		s.i++
-		return true, nil
-	case closing:
+		return true
+	case closing(opening):
 		s.i++
-		return false, nil
+		s.depth--
+		return false
 	}
-	return false, s.fail("want a comma or %q", closing)
+	s.fail("want a comma or %q", closing(opening))
+	return false
+}
+
+func closing(opening byte) byte { return opening + 2 } // in ASCII
+
+// key walks over a key and its colon; nil after an error.
+func (s *scanner) key() []byte {
+	raw := s.rawKey()
+	if s.err != nil {
+		return nil
+	}
+	return unquoteKey(raw)
+}
+
+func (s *scanner) rawKey() []byte {
+	s.space()
+	if s.peek() != '"' {
+		s.fail("want a key")
+		return nil
+	}
+	from := s.i
+	s.str()
+	raw := s.b[from:s.i]
+	s.space()
+	if s.peek() != ':' {
+		s.fail("want a colon")
+		return nil
+	}
+	s.i++
+	return raw
+}
+
+// take walks over a value and returns its bytes; nil after an error.
+func (s *scanner) take() []byte {
+	s.space()
+	from := s.i
+	s.skip()
+	if s.err != nil {
+		return nil
+	}
+	return s.b[from:s.i]
+}
+
+// null walks over a null, if there is one.
+func (s *scanner) null() bool {
+	s.space()
+	is := bytes.HasPrefix(s.b[s.i:], []byte("null"))
+	if is {
+		s.i += len("null")
+	}
+	return is
+}
+
+// skip walks over a value.
+func (s *scanner) skip() {
+	s.space()
+	if s.i >= len(s.b) {
+		s.fail("unexpected end")
+		return
+	}
+	switch c := s.b[s.i]; {
+	case c == '"':
+		s.str()
+	case c == '{':
+		for more := s.enter('{'); more; more = s.more('{') {
+			s.rawKey()
+			s.skip()
+		}
+	case c == '[':
+		for more := s.enter('['); more; more = s.more('[') {
+			s.skip()
+		}
+	case c == '-' || (c >= '0' && c <= '9'):
+		s.number()
+	case c == 't':
+		s.literal("true")
+	case c == 'f':
+		s.literal("false")
+	case c == 'n':
+		s.literal("null")
+	default:
+		s.fail("unexpected character %q", c)
+	}
+}
+
+func (s *scanner) literal(want string) {
+	if !bytes.HasPrefix(s.b[s.i:], []byte(want)) {
+		s.fail("want %s", want)
+		return
+	}
+	s.i += len(want)
 }
 
 // Words of eight equal bytes.
@@ -244,7 +273,7 @@ func (s *scanner) plain() {
 	s.i, s.seen = len(s.b)-len(rest), seen
 }
 
-func (s *scanner) str() error {
+func (s *scanner) str() {
 	s.i++
 	for s.i < len(s.b) {
 		s.plain()
@@ -254,34 +283,37 @@ func (s *scanner) str() error {
 			switch {
 			case c == '"':
 				s.i++
-				return nil
+				return
 			case c < 0x20:
-				return s.fail("control character in a string")
+				s.fail("control character in a string")
+				return
 			case c == '\\':
-				if err := s.escape(); err != nil {
-					return err
+				if !s.escape() {
+					return
 				}
 			}
 		}
 	}
-	return s.fail("unterminated string")
+	s.fail("unterminated string")
 }
 
-func (s *scanner) escape() error {
+func (s *scanner) escape() bool {
 	s.i++
 	switch s.peek() {
 	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
-		return nil
+		return true
 	case 'u':
 		for range 4 {
 			s.i++
 			if !isHex(s.peek()) {
-				return s.fail("bad \\u escape")
+				s.fail("bad \\u escape")
+				return false
 			}
 		}
-		return nil
+		return true
 	}
-	return s.fail("bad escape")
+	s.fail("bad escape")
+	return false
 }
 
 func isHex(c byte) bool {
@@ -296,31 +328,30 @@ func (s *scanner) digits() bool {
 	return s.i > from
 }
 
-func (s *scanner) number() error {
+func (s *scanner) number() {
 	if s.peek() == '-' {
 		s.i++
 	}
+	ok := true
 	if s.peek() == '0' {
 		s.i++
-	} else if !s.digits() {
-		return s.fail("bad number")
+	} else {
+		ok = s.digits()
 	}
-	if s.peek() == '.' {
+	if ok && s.peek() == '.' {
 		s.i++
-		if !s.digits() {
-			return s.fail("bad number")
-		}
+		ok = s.digits()
 	}
-	if c := s.peek(); c == 'e' || c == 'E' {
+	if c := s.peek(); ok && (c == 'e' || c == 'E') {
 		s.i++
 		if c := s.peek(); c == '+' || c == '-' {
 			s.i++
 		}
-		if !s.digits() {
-			return s.fail("bad number")
-		}
+		ok = s.digits()
 	}
-	return nil
+	if !ok {
+		s.fail("bad number")
+	}
 }
 
 // unquoteKey strips the quotes; an escaped key is decoded, so that no spelling hides a control field.
