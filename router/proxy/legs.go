@@ -14,6 +14,7 @@ import (
 	"meridian.internal/router/pool"
 	"meridian.internal/router/upstream"
 	"meridian.internal/shared/api"
+	"meridian.internal/shared/jsonline"
 	"meridian.internal/shared/phase"
 	"meridian.internal/shared/sse"
 )
@@ -243,7 +244,7 @@ func (a *attempt) aloneBody() body {
 	tail := *b.text
 	if a.choice.Lender != "" {
 		tail = append(tail, disaggregatedKey+`{"request_type":"`+api.ContextAndGeneration+`","ctx_info_endpoint":`...)
-		tail = append(api.AppendString(tail, "tcp://"+a.choice.Lender), '}')
+		tail = append(jsonline.AppendString(tail, "tcp://"+a.choice.Lender), '}')
 	}
 	return b.closed(tail)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"meridian.internal/shared/api"
+	"meridian.internal/shared/jsonline"
 )
 
 // plan makes the sub-requests: prompts x n. Prompts are tokenized here when a node of ours has told its tokenizer;
@@ -38,7 +39,7 @@ func (s *session) plan(ctx context.Context) *api.Error {
 			ids = tok.Encode(p.Text())
 			raw = api.AppendIDs(nil, ids)
 		case ids == nil && len(s.req.Prompts) > 1:
-			raw = api.AppendString(nil, p.Text())
+			raw = jsonline.AppendString(nil, p.Text())
 		}
 		if e := s.addPrompt(i, ids, raw, tok); e != nil {
 			return e

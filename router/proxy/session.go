@@ -14,6 +14,7 @@ import (
 	"meridian.internal/router/keys"
 	"meridian.internal/router/pool"
 	"meridian.internal/shared/api"
+	"meridian.internal/shared/jsonline"
 	"meridian.internal/shared/phase"
 )
 
@@ -197,8 +198,8 @@ func (s *session) prepare(r *http.Request, chat bool) *api.Error {
 
 // text makes the JSON of what all chunks have, in one piece of memory.
 func (s *session) text() {
-	id := api.AppendString(make([]byte, 0, len(s.head.ID)+len(s.head.Model)+24), s.head.ID)
-	model := api.AppendString(id, s.head.Model)
+	id := jsonline.AppendString(make([]byte, 0, len(s.head.ID)+len(s.head.Model)+24), s.head.ID)
+	model := jsonline.AppendString(id, s.head.Model)
 	created := strconv.AppendInt(model, s.head.Created, 10)
 	s.idJSON, s.model, s.created = id, model[len(id):], created[len(model):]
 }

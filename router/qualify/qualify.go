@@ -18,6 +18,7 @@ import (
 	"meridian.internal/router/pool"
 	"meridian.internal/router/upstream"
 	"meridian.internal/shared/api"
+	"meridian.internal/shared/jsonline"
 	"meridian.internal/shared/sse"
 )
 
@@ -120,7 +121,7 @@ func (q *Prober) pair(ctx context.Context, b pool.Probe) error {
 // body is a request for two tokens: the context node gives the first, and the second needs the KV.
 func (q *Prober) body(model string, stream bool, params []byte) []byte {
 	return api.AppendPatched(nil, nil, []api.Set{
-		{Key: "model", Value: api.AppendString(nil, model)},
+		{Key: "model", Value: jsonline.AppendString(nil, model)},
 		{Key: "prompt", Value: []byte(`"Is anybody there?"`)},
 		{Key: "max_tokens", Value: []byte("2")},
 		{Key: "temperature", Value: []byte("0")},

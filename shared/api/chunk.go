@@ -3,6 +3,8 @@ package api
 import (
 	"strconv"
 	"unicode/utf8"
+
+	"meridian.internal/shared/jsonline"
 )
 
 // Chunk is what a router reads in one chunk object of a worker's stream. The byte slices alias the input.
@@ -75,7 +77,7 @@ func (w *writer) key(key []byte) {
 		w.dst = append(w.dst, ',')
 	}
 	w.first = false
-	w.dst = AppendString(w.dst, string(key))
+	w.dst = jsonline.AppendString(w.dst, string(key))
 	w.dst = append(w.dst, ':')
 }
 

@@ -9,6 +9,8 @@ import (
 	"io"
 	"reflect"
 	"strconv"
+
+	"meridian.internal/shared/jsonline"
 )
 
 // Request types of disaggregated_params.
@@ -94,7 +96,7 @@ func (p LegParams) Append(b []byte) []byte {
 		b = strconv.AppendInt(append(b, `,"ctx_request_id":`...), p.CtxID, 10)
 	}
 	if p.Endpoint != "" {
-		b = AppendString(append(b, `,"ctx_info_endpoint":`...), p.Endpoint)
+		b = jsonline.AppendString(append(b, `,"ctx_info_endpoint":`...), p.Endpoint)
 	}
 	b = strconv.AppendInt(append(b, `,"schedule_style":`...), int64(p.Style), 10)
 	return append(b, '}')

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"meridian.internal/shared/jsonline"
 )
 
 // Types of errors, as in OpenAI's error object.
@@ -97,24 +99,24 @@ func (e *Error) SetHeader(h http.Header) {
 // Append appends {"error":{...}}.
 func (e *Error) Append(dst []byte) []byte {
 	dst = append(dst, `{"error":{"message":`...)
-	dst = AppendString(dst, e.Message)
+	dst = jsonline.AppendString(dst, e.Message)
 	dst = append(dst, `,"type":`...)
-	dst = AppendString(dst, e.Type)
+	dst = jsonline.AppendString(dst, e.Type)
 	dst = append(dst, `,"param":`...)
 	if e.Param == "" {
 		dst = append(dst, "null"...)
 	} else {
-		dst = AppendString(dst, e.Param)
+		dst = jsonline.AppendString(dst, e.Param)
 	}
 	dst = append(dst, `,"code":`...)
 	dst = strconv.AppendInt(dst, int64(e.Status()), 10)
 	dst = append(dst, `,"stage":`...)
-	dst = AppendString(dst, e.Stage)
+	dst = jsonline.AppendString(dst, e.Stage)
 	dst = append(dst, `,"retryable":`...)
 	dst = strconv.AppendBool(dst, e.Retryable)
 	if e.RequestID != "" {
 		dst = append(dst, `,"request_id":`...)
-		dst = AppendString(dst, e.RequestID)
+		dst = jsonline.AppendString(dst, e.RequestID)
 	}
 	return append(dst, '}', '}')
 }

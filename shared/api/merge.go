@@ -1,5 +1,7 @@
 package api
 
+import "meridian.internal/shared/jsonline"
+
 // Merged joins the logprobs objects of the chunks of one choice: arrays are concatenated, other members keep their last
 // value. Bytes are copied as sent. The zero value is empty.
 type Merged struct {
@@ -55,7 +57,7 @@ func (m *Merged) Append(dst []byte) []byte {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
-		dst = append(AppendString(dst, k), ':')
+		dst = append(jsonline.AppendString(dst, k), ':')
 		if m.array[i] {
 			dst = append(append(append(dst, '['), m.values[i]...), ']')
 			continue

@@ -1,5 +1,7 @@
 package api
 
+import "meridian.internal/shared/jsonline"
+
 // Message joins the deltas of one chat choice: what they say beside role and content. Strings (reasoning_content, refusal)
 // are joined, tool calls are merged by their index, any other member keeps its last value. Strings stay escaped as they
 // came. The zero value is empty.
@@ -172,7 +174,7 @@ func (m *Message) appendMembers(dst []byte) []byte {
 }
 
 func (x member) append(dst []byte) []byte {
-	dst = append(AppendString(dst, x.key), ':')
+	dst = append(jsonline.AppendString(dst, x.key), ':')
 	if x.text {
 		return append(append(append(dst, '"'), x.val...), '"')
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"meridian.internal/shared/infer"
+	"meridian.internal/shared/jsonline"
 )
 
 // Limits bounds what ParseRequest accepts. A zero field means the default.
@@ -192,7 +193,7 @@ func appendMember(dst []byte, first bool, key string, value []byte) []byte {
 	if first {
 		before = '{'
 	}
-	return append(append(AppendString(append(dst, before), key), ':'), value...)
+	return append(append(jsonline.AppendString(append(dst, before), key), ':'), value...)
 }
 
 // AppendPatched appends an object made of fields, with the members of set replaced or added.

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"math"
 	"strconv"
+
+	"meridian.internal/shared/jsonline"
 )
 
 // Head is what all bodies of one answer have in common.
@@ -89,13 +91,13 @@ func (h Head) Object(chunk bool) string {
 
 func (h Head) appendOpen(dst []byte, chunk bool) []byte {
 	dst = append(dst, `{"id":`...)
-	dst = AppendString(dst, h.ID)
+	dst = jsonline.AppendString(dst, h.ID)
 	dst = append(dst, `,"object":"`...)
 	dst = append(dst, h.Object(chunk)...)
 	dst = append(dst, `","created":`...)
 	dst = strconv.AppendInt(dst, h.Created, 10)
 	dst = append(dst, `,"model":`...)
-	dst = AppendString(dst, h.Model)
+	dst = jsonline.AppendString(dst, h.Model)
 	return append(dst, ',')
 }
 
@@ -118,7 +120,7 @@ func (h Head) appendChoice(dst []byte, c Choice, chunk bool) []byte {
 	if c.Finish == "" {
 		dst = append(dst, "null"...)
 	} else {
-		dst = AppendString(dst, c.Finish)
+		dst = jsonline.AppendString(dst, c.Finish)
 	}
 	if len(c.StopReason) > 0 {
 		dst = append(dst, `,"stop_reason":`...)
@@ -166,7 +168,7 @@ func (c Choice) appendText(dst []byte) []byte {
 	if c.Text == "" && c.RawText != nil {
 		return append(append(append(dst, '"'), c.RawText...), '"')
 	}
-	return AppendString(dst, c.Text)
+	return jsonline.AppendString(dst, c.Text)
 }
 
 // AppendUsage appends a usage object.
@@ -209,7 +211,7 @@ func appendLogprobs(dst []byte, lps []TokenLogprob) []byte {
 		}
 		dst = append(dst, ']')
 	}
-	list(`{"tokens":[`, func(lp TokenLogprob) { dst = AppendString(dst, lp.Text) })
+	list(`{"tokens":[`, func(lp TokenLogprob) { dst = jsonline.AppendString(dst, lp.Text) })
 	list(`,"token_logprobs":[`, func(lp TokenLogprob) { dst = appendFloat(dst, lp.Logprob) })
 	list(`,"top_logprobs":[`, func(lp TokenLogprob) {
 		if lp.Top == nil {
@@ -221,7 +223,7 @@ func appendLogprobs(dst []byte, lps []TokenLogprob) []byte {
 			if i > 0 {
 				dst = append(dst, ',')
 			}
-			dst = AppendString(dst, t.Text)
+			dst = jsonline.AppendString(dst, t.Text)
 			dst = append(dst, ':')
 			dst = appendFloat(dst, t.Logprob)
 		}
@@ -253,7 +255,7 @@ func appendChatLogprobs(dst []byte, lps []TokenLogprob) []byte {
 
 func appendChatToken(dst []byte, lp TokenLogprob) []byte {
 	dst = append(dst, `{"token":`...)
-	dst = AppendString(dst, lp.Text)
+	dst = jsonline.AppendString(dst, lp.Text)
 	dst = append(dst, `,"logprob":`...)
 	dst = appendFloat(dst, lp.Logprob)
 	dst = append(dst, `,"bytes":[`...)

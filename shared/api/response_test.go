@@ -192,18 +192,6 @@ func FuzzParseError(f *testing.F) {
 	})
 }
 
-func TestAppendStringRoundTrip(t *testing.T) {
-	for _, s := range []string{"", "a", "\"\\\n\r\t\x00\x1f\x7f", "é€😀", "\u2028\u2029", "</script>"} {
-		var got string
-		if err := json.Unmarshal(AppendString(nil, s), &got); err != nil || got != s {
-			t.Errorf("%q: got %q, %v", s, got, err)
-		}
-	}
-	if got := string(AppendString(nil, "a\xffb")); got != `"a`+"\ufffd"+`b"` {
-		t.Errorf("invalid UTF-8: got %q", got)
-	}
-}
-
 func TestImpossibleLogprobIsANumber(t *testing.T) {
 	if got := appendFloat(nil, float32(math.Inf(-1))); !json.Valid(got) {
 		t.Errorf("got %s", got)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 )
 
@@ -132,45 +131,4 @@ func AppendIDs(dst []byte, ids []int32) []byte {
 		dst = strconv.AppendInt(dst, int64(id), 10)
 	}
 	return append(dst, ']')
-}
-
-// isPlain tells whether s is printable ASCII that needs no escape.
-func isPlain(s string) bool {
-	for i := range len(s) {
-		if c := s[i]; c < 0x20 || c >= 0x7f || c == '"' || c == '\\' {
-			return false
-		}
-	}
-	return true
-}
-
-// AppendString appends s as a JSON string. Invalid UTF-8 becomes U+FFFD; nothing else that is not needed is escaped.
-func AppendString(dst []byte, s string) []byte {
-	const hex = "0123456789abcdef"
-	if isPlain(s) {
-		dst = slices.Grow(dst, len(s)+2)
-		return append(append(append(dst, '"'), s...), '"')
-	}
-	dst = append(dst, '"')
-	for _, r := range s {
-		switch {
-		case r == '"' || r == '\\':
-			dst = append(dst, '\\', byte(r))
-		case r == '\n':
-			dst = append(dst, '\\', 'n')
-		case r == '\r':
-			dst = append(dst, '\\', 'r')
-		case r == '\t':
-			dst = append(dst, '\\', 't')
-		case r < 0x20 || r == 0x7f:
-			dst = append(dst, '\\', 'u', '0', '0', hex[r>>4], hex[r&15])
-		case r == 0x2028 || r == 0x2029: // line ends to JavaScript
-			dst = append(dst, '\\', 'u', '2', '0', '2', hex[r&15])
-		case r < 0x80:
-			dst = append(dst, byte(r))
-		default:
-			dst = append(dst, string(r)...)
-		}
-	}
-	return append(dst, '"')
 }

@@ -92,7 +92,7 @@ func FuzzSkip(f *testing.F) {
 func depth(s string) int { return strings.Count(s, "[") + strings.Count(s, "{") }
 
 func FuzzAppendString(f *testing.F) {
-	for _, s := range []string{"plain", "quote\" back\\ line\n\t\r\b\f\x01", "é漢😀\u2028\u2029", "bad\xff\xfeutf", "<script>&"} {
+	for _, s := range []string{"plain", "quote\" back\\ line\n\t\r\b\f\x01", "é漢😀\u2028\u2029", "bad\xff\xfeutf", "<script>&", "\x7f", "req-01234567\"9", "01234567\x1f9abcdef", "0123456789abcde\\", "01234567é"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

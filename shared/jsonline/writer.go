@@ -157,7 +157,7 @@ func AppendFloat(b []byte, v float64) []byte {
 func AppendString(b []byte, v string) []byte {
 	b = append(b, '"')
 	start := 0
-	for i := 0; i < len(v); {
+	for i := plain(v); i < len(v); {
 		c := v[i]
 		if c >= 0x20 && c != '"' && c != '\\' && c < utf8.RuneSelf {
 			i++
@@ -186,6 +186,22 @@ func AppendString(b []byte, v string) []byte {
 	}
 	b = append(b, v[start:]...)
 	return append(b, '"')
+}
+
+// plain is how many bytes at the start of v are seen to need no escape, eight at a time.
+func plain(v string) int {
+	const ones, tops = 0x0101010101010101, 0x8080808080808080
+	i := 0
+	for ; i+8 <= len(v); i += 8 {
+		w := uint64(v[i]) | uint64(v[i+1])<<8 | uint64(v[i+2])<<16 | uint64(v[i+3])<<24 |
+			uint64(v[i+4])<<32 | uint64(v[i+5])<<40 | uint64(v[i+6])<<48 | uint64(v[i+7])<<56
+		quote, slash := w^(ones*'"'), w^(ones*'\\')
+		// A byte of 0x80 or more, or one that is 0 or less than a space when less is taken away, has its top bit.
+		if (w|(quote-ones)|(slash-ones)|(w-ones*0x20))&tops != 0 {
+			break
+		}
+	}
+	return i
 }
 
 func appendEscape(b []byte, c byte) []byte {
