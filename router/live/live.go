@@ -7,6 +7,7 @@
 package live
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -40,6 +41,7 @@ type Options struct {
 type Listener struct {
 	o       Options
 	own     string // subject of what this router has reserved
+	twin    string // epoch of another router with the name of this one, the last that was heard
 	seq     int64
 	told    time.Time // when everything reserved was told last
 	fetches map[prefix.Slot]*fetch
@@ -122,7 +124,7 @@ func (l *Listener) take(m *nats.Msg) {
 		err = l.load(m.Data)
 	case under(m.Subject, bus.SubjectKV):
 		err = l.events(m)
-	case m.Subject != l.own: // what it told itself comes back
+	case !l.mine(m): // what it told itself comes back
 		err = l.others(m.Data)
 	}
 	if err != nil {
@@ -163,12 +165,22 @@ func (l *Listener) events(m *nats.Msg) error {
 	return nil
 }
 
+// mine tells whether this process told a message. Its name alone does not show it.
+func (l *Listener) mine(m *nats.Msg) bool {
+	return m.Subject == l.own && bytes.Contains(m.Data, []byte(`"epoch":"`+l.o.Epoch()+`"`))
+}
+
 func (l *Listener) others(data []byte) error {
 	s, err := pool.ParseShare(data)
 	if err != nil {
 		return err
 	}
 	l.o.Pool.Others(s)
+	if s.Router == l.o.Router && s.Epoch != l.twin {
+		l.twin = s.Epoch
+		l.o.Logger.Error("another router has the same --name: each needs one of its own, or a request has two lines, and neither is whole",
+			"name", s.Router, "its clock", s.Epoch)
+	}
 	return nil
 }
 

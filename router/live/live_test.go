@@ -2,8 +2,10 @@ package live
 
 import (
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,6 +30,11 @@ type router struct {
 
 func start(t *testing.T, e *bus.Embedded, name string) router {
 	t.Helper()
+	return startWith(t, e, name, nil)
+}
+
+func startWith(t *testing.T, e *bus.Embedded, name string, logger *slog.Logger) router {
+	t.Helper()
 	conn, err := bus.Connect(t.Context(), bus.Options{Server: e, Name: name})
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +49,7 @@ func start(t *testing.T, e *bus.Embedded, name string) router {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := New(Options{Router: name, Epoch: func() string { return string(steady.ID()) }, Conn: conn, Pool: r.pool, Index: r.index, Client: http.DefaultClient})
+	l := New(Options{Router: name, Epoch: func() string { return string(steady.ID()) }, Conn: conn, Pool: r.pool, Index: r.index, Client: http.DefaultClient, Logger: logger})
 	ended := make(chan error, 1)
 	go func() { ended <- l.Run(t.Context()) }()
 	t.Cleanup(func() {
@@ -124,6 +131,47 @@ func TestTwoRoutersOnOneBusDoNotOverloadANode(t *testing.T) {
 		c.Release()
 	}
 	until(t, "nothing is reserved any more", func() bool { return others(routers[0])+others(routers[1]) == 0 })
+}
+
+// Two routers of one name tell each other apart: each counts what the other has reserved, and says what is wrong.
+func TestARouterOfTheSameNameIsAnotherRouter(t *testing.T) {
+	e := embedded(t)
+	said := make(chan string, 100)
+	logger := slog.New(slog.NewTextHandler(lines(said), nil))
+	routers := []router{startWith(t, e, "a", logger), start(t, e, "a")}
+	for _, r := range routers {
+		r.pool.Put(info(node.RoleGen, "gen0", "http://g"))
+		r.pool.Put(info(node.RoleCtx, "ctx0", "http://c"))
+	}
+	c, err := routers[1].pool.Pick(pool.Ask{Model: "m", Tokens: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reserved := func() int {
+		for _, s := range routers[0].pool.Snapshot() {
+			if s.Info.Role == node.RoleGen {
+				return s.OthersReserved
+			}
+		}
+		return 0
+	}
+	until(t, "the reservation of the other one is counted", func() bool { return reserved() == 1 })
+	if line := <-said; !strings.Contains(line, "level=ERROR") || !strings.Contains(line, "same --name") {
+		t.Errorf("said %q", line)
+	}
+	c.Release()
+	until(t, "the release is counted", func() bool { return reserved() == 0 })
+	if len(said) > 0 {
+		t.Errorf("and said %q", <-said)
+	}
+}
+
+// lines sends what is logged.
+type lines chan<- string
+
+func (l lines) Write(b []byte) (int, error) {
+	l <- string(b)
+	return len(b), nil
 }
 
 func TestEventsReachTheIndexAndAGapIsRepairedByTheNode(t *testing.T) {
