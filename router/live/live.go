@@ -178,7 +178,7 @@ func (l *Listener) others(data []byte) error {
 	l.o.Pool.Others(s)
 	if s.Router == l.o.Router && s.Epoch != l.twin {
 		l.twin = s.Epoch
-		l.o.Logger.Error("another router has the same --name: each needs one of its own, or a request has two lines, and neither is whole",
+		l.o.Logger.Error("another router has the same --name: each needs one of its own, or a request has two lines, either of which may lack records",
 			"name", s.Router, "its clock", s.Epoch)
 	}
 	return nil
