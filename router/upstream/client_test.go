@@ -213,6 +213,12 @@ func TestParseAnswers(t *testing.T) {
 		{"a stream that ends in a chunk", ok + "Transfer-Encoding: chunked\r\n\r\n5\r\nabc", "abc", io.ErrUnexpectedEOF},
 		{"a bad chunk size", ok + "Transfer-Encoding: chunked\r\n\r\nx\r\n", "", ErrProtocol},
 		{"no line end after a chunk", ok + "Transfer-Encoding: chunked\r\n\r\n1\r\nabc\r\n", "a", ErrProtocol},
+		{"a last chunk of its own form", ok + "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n 000 ;x=y\r\nT: v\r\nU: w\r\n\r\n", "a", nil},
+		{"a chunk's line without end", ok + "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n1;" + strings.Repeat("x", 200000), "a", ErrProtocol},
+		{"a trailer without end", ok + "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nT:" + strings.Repeat("x", 200000), "a", ErrProtocol},
+		{"trailers without end", ok + "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n" + strings.Repeat("T: v\r\n", 20000), "a", ErrProtocol},
+		{"the same length twice", ok + "Content-Length: 1\r\nContent-Length: 1\r\n\r\na", "a", nil},
+		{"two lengths", ok + "Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", "", ErrProtocol},
 		{"a negative length", ok + "Content-Length: -1\r\n\r\n", "", ErrProtocol},
 		{"another transfer encoding", ok + "Transfer-Encoding: gzip\r\n\r\n", "", ErrProtocol},
 		{"no HTTP", "SSH-2.0-x\r\n\r\n", "", ErrProtocol},
@@ -247,6 +253,78 @@ func pieces(r *Response, fill func() error) (body []byte, err error) {
 			_ = fill() // Next says what it met
 		}
 		body = append(body, b...)
+	}
+}
+
+// TestNextNeverWaits: wherever a body is cut off, Next gives what is there. A loop that passes on the streams of many calls it.
+func TestNextNeverWaits(t *testing.T) {
+	const body = "3\r\nabc\r\n 4 ;x=y\r\ndefg\r\n0;z\r\nT: v\r\n\r\n"
+	for n := range len(body) + 1 {
+		a, b := net.Pipe()
+		r := &Response{client: New(Options{}), conn: &conn{Conn: sock.New(a), host: &host{}}, ctx: context.Background(), stop: func() bool { return true }}
+		go func() { _, _ = io.WriteString(b, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"+body[:n]) }()
+		if err := r.readHead(); err != nil {
+			t.Fatal(err)
+		}
+		got, ended := "", make(chan error, 1)
+		go func() {
+			for {
+				piece, err := r.Next()
+				if got += string(piece); err != nil || len(piece) == 0 {
+					ended <- err
+					return
+				}
+			}
+		}()
+		select {
+		case err := <-ended:
+			if whole := n == len(body); errors.Is(err, io.EOF) != whole || err != nil && !whole {
+				t.Errorf("behind %q: %v", body[:n], err)
+			}
+			if !strings.HasPrefix("abcdefg", got) || n > len("3\r\nabc") && len(got) < 3 {
+				t.Errorf("behind %q: got %q", body[:n], got)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("behind %q it waits", body[:n])
+		}
+		b.Close()
+		_ = r.Close()
+	}
+}
+
+// TestADrainedConnectionIsKept: one whose body's end came a moment late is used again, however long that was ago.
+func TestADrainedConnectionIsKept(t *testing.T) {
+	var opened atomic.Int32
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "hello")
+		w.(http.Flusher).Flush()
+		time.Sleep(5 * time.Millisecond) // the end comes apart
+	}))
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			opened.Add(1)
+		}
+	}
+	s.Start()
+	defer s.Close()
+	c := New(Options{IdleTimeout: time.Minute})
+	defer c.Close()
+	const limit = 20 * time.Millisecond
+	for range 3 {
+		res, err := c.Do(t.Context(), &Request{URL: s.URL, Path: "/"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(res, make([]byte, len("hello"))); err != nil {
+			t.Fatal(err)
+		}
+		if res.Drain(limit); c.Idle() == 0 {
+			t.Skip("this machine is slow: the end came later than it is waited for")
+		}
+		time.Sleep(2 * limit) // the drain's limit has passed
+	}
+	if n := opened.Load(); n != 1 {
+		t.Errorf("%d connections for 3 requests in turn, want 1", n)
 	}
 }
 

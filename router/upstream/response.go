@@ -82,6 +82,7 @@ func (r *Response) readOneHead() error {
 		}
 	}
 	if r.chunked {
+		r.keep = r.keep && r.length < 0 // which of two lengths holds is not to be left to the next answer
 		r.length = 0
 	}
 	if r.Status == 204 || r.Status == 304 {
@@ -102,7 +103,7 @@ func (r *Response) header(line []byte) error {
 	switch {
 	case equalFold(name, "content-length"):
 		n, err := strconv.ParseInt(string(value), 10, 64)
-		if err != nil || n < 0 || value[0] == '+' {
+		if err != nil || n < 0 || value[0] == '+' || r.length >= 0 && r.length != n {
 			return fmt.Errorf("%w: content-length %.40q", ErrProtocol, value)
 		}
 		r.length = n
@@ -194,13 +195,10 @@ func (r *Response) Next() ([]byte, error) {
 		return nil, withCause(r.ctx, r.failed)
 	}
 	if r.chunked && r.length == 0 {
-		if size, used := nextSize(r.conn.Buffered(), r.started); used > 0 {
-			r.conn.Discard(used)
-			r.started, r.length = true, size
-		} else if !r.Ready() {
-			return nil, nil
-		} else if err := r.nextChunk(); err != nil {
+		if there, err := r.enterChunk(); err != nil {
 			return nil, r.ended(err)
+		} else if !there {
+			return nil, nil
 		}
 	}
 	if r.length == 0 {
@@ -219,10 +217,56 @@ func (r *Response) Next() ([]byte, error) {
 	return b, nil
 }
 
-// nextSize reads the size of the next chunk in its usual form: digits between two line ends, the first of which belongs to the
-// chunk before. used is 0 where it is of another form, of the last chunk, or not all here.
-func nextSize(b []byte, started bool) (size int64, used int) {
-	if started {
+// chunkHead reads what stands between two chunks: the line end of the one that was begun, and the size of the next; behind the
+// last, whose size is 0, its trailers. used is 0 while not all of it is here.
+func chunkHead(b []byte, begun bool) (size int64, used int, err error) {
+	if size, used = usualHead(b, begun); used > 0 {
+		return size, used, nil
+	}
+	rest := b
+	if begun {
+		line, ok := cutLine(&rest)
+		if ok && len(line) > 0 {
+			return 0, 0, fmt.Errorf("%w: no line end after a chunk", ErrProtocol)
+		}
+	}
+	if line, ok := cutLine(&rest); ok {
+		digits, _, _ := bytes.Cut(line, []byte(";"))
+		n, err := strconv.ParseUint(string(bytes.TrimSpace(digits)), 16, 62)
+		if err != nil {
+			return 0, 0, fmt.Errorf("%w: chunk size %.40q", ErrProtocol, line)
+		}
+		if n > 0 {
+			return int64(n), len(b) - len(rest), nil
+		}
+		for ok {
+			if line, ok = cutLine(&rest); ok && len(line) == 0 {
+				return 0, len(b) - len(rest), nil
+			}
+		}
+	}
+	if len(b) > maxHead {
+		return 0, 0, fmt.Errorf("%w: over %d bytes between two chunks", ErrProtocol, maxHead)
+	}
+	return 0, 0, nil
+}
+
+// cutLine takes a line and its end off the front of b.
+func cutLine(b *[]byte) (line []byte, ok bool) {
+	i := bytes.IndexByte(*b, '\n')
+	if i < 0 {
+		*b = nil
+		return nil, false
+	}
+	line = bytes.TrimSuffix((*b)[:i], []byte("\r"))
+	*b = (*b)[i+1:]
+	return line, true
+}
+
+// usualHead is chunkHead for what almost every chunk has: digits between two line ends. used is 0 where it is of another form,
+// of the last chunk, or not all here.
+func usualHead(b []byte, begun bool) (size int64, used int) {
+	if begun {
 		if len(b) < 2 || b[0] != '\r' || b[1] != '\n' {
 			return 0, 0
 		}
@@ -289,25 +333,8 @@ func (r *Response) Ready() bool {
 	case !r.chunked:
 		return true // the end
 	}
-	lines := 1 // the size of the next chunk
-	if r.started {
-		lines++ // behind the end of this one
-	}
-	b := r.conn.Buffered()
-	for ; lines > 0; lines-- {
-		i := bytes.IndexByte(b, '\n')
-		if i < 0 {
-			return false
-		}
-		if lines == 2 && len(bytes.TrimSuffix(b[:i], []byte("\r"))) > 0 {
-			return true // the error
-		}
-		if lines == 1 && b[0] == '0' && bytes.IndexByte(b[i+1:], '\n') < 0 {
-			return false // the last chunk has an empty line behind it
-		}
-		b = b[i+1:]
-	}
-	return true
+	_, used, err := chunkHead(r.conn.Buffered(), r.started)
+	return used > 0 || err != nil
 }
 
 func (r *Response) read(p []byte) (int, error) {
@@ -332,44 +359,33 @@ func (r *Response) read(p []byte) (int, error) {
 	return n, err
 }
 
-// nextChunk reads a chunk's size line; io.EOF after the last.
+// nextChunk waits for the next chunk; io.EOF after the last.
 func (r *Response) nextChunk() error {
-	if r.started {
-		if line, err := r.line(); err != nil || len(line) != 0 {
-			return orProtocol(err, "no line end after a chunk")
-		}
-	}
-	line, err := r.line()
-	if err != nil {
-		return err
-	}
-	size, _, _ := bytes.Cut(line, []byte(";"))
-	n, err := strconv.ParseUint(string(bytes.TrimSpace(size)), 16, 62)
-	if err != nil {
-		return fmt.Errorf("%w: chunk size %.40q", ErrProtocol, line)
-	}
-	r.started = true
-	if r.length = int64(n); n > 0 {
-		return nil
-	}
-	for total := 0; ; { // trailers
-		if line, err = r.line(); err != nil {
+	for {
+		if there, err := r.enterChunk(); there || err != nil {
 			return err
 		}
-		if len(line) == 0 {
-			return io.EOF
-		}
-		if total += len(line); total > maxHead {
-			return fmt.Errorf("%w: trailers over %d bytes", ErrProtocol, maxHead)
+		if err := r.conn.Fill(); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return err
 		}
 	}
 }
 
-func orProtocol(err error, what string) error {
-	if err != nil {
-		return err
+// enterChunk enters the next chunk, if what is before it is here; io.EOF: that was the last.
+func (r *Response) enterChunk() (there bool, err error) {
+	size, used, err := chunkHead(r.conn.Buffered(), r.started)
+	if used == 0 || err != nil {
+		return false, err
 	}
-	return fmt.Errorf("%w: %s", ErrProtocol, what)
+	r.conn.Discard(used)
+	r.started, r.length = true, size
+	if size == 0 {
+		return true, io.EOF
+	}
+	return true, nil
 }
 
 // ReadAll reads the rest of a body of at most limit bytes.

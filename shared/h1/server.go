@@ -1,6 +1,7 @@
 package h1
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -242,12 +243,12 @@ func (c *conn) readHead() error {
 		if err != nil {
 			return err
 		}
+		if size := cmp.Or(n, len(c.Buffered())); size > c.s.o.MaxHead {
+			return errTooLarge
+		}
 		if n > 0 {
 			c.Discard(n)
 			return nil
-		}
-		if len(c.Buffered()) > c.s.o.MaxHead {
-			return errTooLarge
 		}
 		if first && c.served {
 			c.ReadBy(time.Now().Add(c.s.o.HeaderTime))

@@ -158,6 +158,52 @@ func TestPipelinedRequestsAreAnsweredInTurn(t *testing.T) {
 	}
 }
 
+// What comes while a request is served is not forgotten: the next request, or the end of the connection.
+func TestWhatComesWhileARequestIsServed(t *testing.T) {
+	for name, c := range map[string]struct {
+		say func(c net.Conn)
+		see func(t *testing.T, r *bufio.Reader)
+	}{
+		"a request": {
+			func(c net.Conn) { _, _ = io.WriteString(c, ask("next")) },
+			func(t *testing.T, r *bufio.Reader) {
+				if _, got := answer(t, r); got != "next" {
+					t.Errorf("got %q", got)
+				}
+			},
+		},
+		"the end": {func(c net.Conn) { _ = c.(*net.TCPConn).CloseWrite() }, closedAfter},
+	} {
+		t.Run(name, func(t *testing.T) {
+			serving, goOn := make(chan struct{}), make(chan struct{})
+			f := serve(t, func(w http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				if string(body) == "hold" {
+					serving <- struct{}{}
+					<-goOn
+				}
+				_, _ = w.Write(body)
+			})
+			conn, r := f.dial(t)
+			for _, first := range []string{"1", "2"} { // the wait between two requests has its deadline from then on
+				_, _ = io.WriteString(conn, ask(first))
+				if _, got := answer(t, r); got != first {
+					t.Errorf("got %q", got)
+				}
+			}
+			_, _ = io.WriteString(conn, ask("hold"))
+			within(t, serving, "the request is served")
+			c.say(conn)
+			time.Sleep(20 * time.Millisecond) // it has come
+			goOn <- struct{}{}
+			if _, got := answer(t, r); got != "hold" {
+				t.Errorf("got %q", got)
+			}
+			c.see(t, r)
+		})
+	}
+}
+
 func TestABodyComesInPieces(t *testing.T) {
 	f := serve(t, echo)
 	c, r := f.dial(t)
@@ -242,15 +288,19 @@ func TestOtherRequestsAreHandedOver(t *testing.T) {
 }
 
 func TestRefusedHeads(t *testing.T) {
-	for want, in := range map[int]string{
-		400: "POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-		431: "POST /x HTTP/1.1\r\nHost: h\r\nX: " + strings.Repeat("x", 32<<10),
+	for _, c := range []struct {
+		want int
+		in   string
+	}{
+		{400, "POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"},
+		{431, "POST /x HTTP/1.1\r\nHost: h\r\nX: " + strings.Repeat("x", 32<<10)},
+		{431, "POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nX: " + strings.Repeat("x", 16<<10) + "\r\n\r\n"}, // whole, and too large
 	} {
 		f := serve(t, echo)
-		c, r := f.dial(t)
-		_, _ = io.WriteString(c, in)
-		if res, _ := answer(t, r); res.StatusCode != want {
-			t.Errorf("got %d, want %d", res.StatusCode, want)
+		conn, r := f.dial(t)
+		_, _ = io.WriteString(conn, c.in)
+		if res, _ := answer(t, r); res.StatusCode != c.want {
+			t.Errorf("got %d, want %d", res.StatusCode, c.want)
 		}
 		closedAfter(t, r)
 	}

@@ -227,7 +227,7 @@ func (c *Conn) Ask(p []byte) error { return c.WriteLast(p, goesOn) }
 func goesOn() bool { return true }
 
 // WriteLast is Write for what is said before the other side is waited for. Once all is written it calls rest, and when that says so it
-// waits for something to read; where it cannot wait, the Fill that follows does.
+// waits for something to read, or its end, if there is none yet; where it cannot wait, the Fill that follows does.
 func (c *Conn) WriteLast(p []byte, rest func() bool) error {
 	if c.raw != nil && len(p) > 0 && c.from == c.to && c.reads.has == c.reads.want {
 		c.Release()
@@ -254,7 +254,8 @@ func (c *Conn) tryLast(fd uintptr) bool {
 		return true
 	}
 	c.out = c.out[n:]
-	return len(c.out) > 0 || !c.rest()
+	// To wait is to forget what has come before the write: nobody is woken for it.
+	return len(c.out) > 0 || !c.rest() || !silent(fd)
 }
 
 // WriteAll writes all pieces, one after the other, together where there is room.
@@ -325,6 +326,9 @@ func (c *Conn) tryWrite(fd uintptr) bool {
 func (c *Conn) Quiet() bool {
 	if c.under == nil {
 		return true
+	}
+	if c.reads.renew(c.Conn.SetReadDeadline, false) != nil { // one that has passed would hide what there is
+		return false
 	}
 	c.quiet = false
 	return c.under.Read(c.lookFn) == nil && c.quiet

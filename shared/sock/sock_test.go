@@ -201,6 +201,14 @@ func TestQuiet(t *testing.T) {
 	if !c.Quiet() {
 		t.Error("all was read")
 	}
+	c.ReadBy(time.Now().Add(time.Millisecond))
+	if err := c.Fill(); err == nil {
+		t.Error("nothing was sent, and yet something came")
+	}
+	c.ReadBy(time.Time{})
+	if !c.Quiet() {
+		t.Error("a deadline that has passed is no word of the other side")
+	}
 	peer.Close()
 	for c.Quiet() {
 		time.Sleep(time.Millisecond)
@@ -318,6 +326,32 @@ func TestWriteLast(t *testing.T) {
 			t.Error("a closed connection takes bytes")
 		}
 	})
+}
+
+// What was there before the last was written is not waited for: nobody is woken for it any more.
+func TestWriteLastSeesWhatWasThereBefore(t *testing.T) {
+	for name, say := range map[string]func(peer net.Conn){
+		"bytes": func(peer net.Conn) { _, _ = io.WriteString(peer, "early") },
+		"end":   func(peer net.Conn) { _ = peer.(*net.TCPConn).CloseWrite() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, peer := pair(t, true)
+			say(peer)
+			for c.Quiet() {
+				time.Sleep(time.Millisecond) // it is on its way
+			}
+			written := make(chan error, 1)
+			go func() { written <- c.WriteLast([]byte("x"), func() bool { return true }) }()
+			select {
+			case err := <-written:
+				if err != nil {
+					t.Error(err)
+				}
+			case <-time.After(time.Minute):
+				t.Fatal("it waits for what is there")
+			}
+		})
+	}
 }
 
 // TestADeadlineThatAWaitLeftIsNotInTheWayOfAWriteThatDoesNotWait: who was slow once is not cut for it later.
