@@ -30,8 +30,8 @@ const (
 
 func (p *Pool) addStatic(s Static) error {
 	u, err := url.Parse(s.URL)
-	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
-		return fmt.Errorf("static %s node %q: want a URL like http://host:port", s.Role, s.URL)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
+		return fmt.Errorf("static %s node %q: want a URL like http://host:port, and nothing behind it", s.Role, s.URL)
 	}
 	if !serves(s.Role) {
 		return fmt.Errorf("static node %q: role %q serves no requests", s.URL, s.Role)

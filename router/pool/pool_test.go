@@ -419,6 +419,18 @@ func TestStaticNodesComeAndGo(t *testing.T) {
 	}
 }
 
+// Legs go to /v1/... of a host: what else a URL says would be left out.
+func TestStaticURLsNameAHost(t *testing.T) {
+	for _, bad := range []string{"", "h:1", "ftp://h:1", "http://", "http://h:1/llm", "http://h:1?a=b", "http://h:1#a", "http://u:p@h:1"} {
+		if _, err := New(Options{Now: func() int64 { return 1 }, Static: []Static{{Role: node.RoleGen, URL: bad}}}); err == nil || !strings.Contains(err.Error(), "http://host:port") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+	if _, err := New(Options{Now: func() int64 { return 1 }, Static: []Static{{Role: node.RoleGen, URL: "https://h:1/"}}}); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestANodeOfOursThatWasSlowOnceIsNotForeign(t *testing.T) {
 	ctx := &worker{info: ourInfo, up: true, mute: true}
 	w := newWorld(t, workers{"ctx": ctx}.static(Options{}))

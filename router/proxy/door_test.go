@@ -208,6 +208,40 @@ func TestTheClientsDeadlineCountsWithinTheRouters(t *testing.T) {
 	}
 }
 
+// TestARequestWhoseTimeIsOverHasOneError: whoever sees it first, a node or the router.
+func TestARequestWhoseTimeIsOverHasOneError(t *testing.T) {
+	const over = `{"error":{"message":"engine: deadline passed","type":"timeout_error","param":null,"code":504,"stage":"gen","retryable":false}}`
+	for name, serve := range map[string]func(w http.ResponseWriter, r *http.Request, l leg){
+		"by the router":              func(_ http.ResponseWriter, r *http.Request, _ leg) { <-r.Context().Done() },
+		"by the node":                func(w http.ResponseWriter, _ *http.Request, l leg) { almost(l); status(504, over)(w, nil, l) },
+		"by the node, in the stream": func(w http.ResponseWriter, _ *http.Request, l leg) { almost(l); streamEvents(w, over) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, Aggregated, "gen0")
+			c.nodes["gen0"].serve = serve
+			got := c.post("/v1/completions", completion, api.HeaderDeadline, "100")
+			if got.status != 504 || !strings.Contains(got.body, `"type":"timeout_error","param":null,"code":504`) || !strings.Contains(got.body, `"retryable":true`) ||
+				!strings.Contains(got.body, "longer than the 100ms that it had") {
+				t.Errorf("got %d %s", got.status, got.body)
+			}
+			if r := c.settled()[0]; r.Outcome != phase.Expired {
+				t.Errorf("outcome %s", r.Outcome)
+			}
+		})
+	}
+	c := newCluster(t, Aggregated, "gen0")
+	c.nodes["gen0"].serve = status(504, `{"error":{"message":"it took 60 s","type":"timeout_error"}}`)
+	if got := c.post("/v1/completions", completion); got.status != 504 || !strings.Contains(got.body, "it took 60 s") {
+		t.Errorf("a node's own limit: got %d %s", got.status, got.body)
+	}
+}
+
+// almost waits until what a leg was given of the request's time is nearly over.
+func almost(l leg) {
+	ms, _ := strconv.Atoi(l.header.Get(api.HeaderDeadline))
+	time.Sleep(time.Duration(ms)*time.Millisecond - 2*time.Millisecond)
+}
+
 func TestASlowReaderIsCutWithARecord(t *testing.T) {
 	c := newCluster(t, Aggregated, "gen0")
 	c.proxy.o.ClientIdle = time.Second // within which the first write happens

@@ -95,6 +95,18 @@ func streamTokens(w http.ResponseWriter, l leg, words ...string) {
 	fmt.Fprintf(w, "data: %s\n\ndata: [DONE]\n\n", h.AppendUsageChunk(nil, api.Usage{PromptTokens: 2, CompletionTokens: len(words), TotalTokens: 2 + len(words)}))
 }
 
+// aToken is the event of one.
+const aToken = `{"choices":[{"index":0,"text":"a","token_ids":[5],"finish_reason":null}]}`
+
+// streamEvents sends events that are given whole.
+func streamEvents(w http.ResponseWriter, events ...string) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	for _, e := range events {
+		fmt.Fprintf(w, "data: %s\n\n", e)
+		w.(http.Flusher).Flush()
+	}
+}
+
 // waitGone blocks until the client of the leg has closed its connection.
 func (f *fakeNode) waitGone(r *http.Request) {
 	<-r.Context().Done()
@@ -145,6 +157,7 @@ type cluster struct {
 	url   string
 	echo  http.Handler // what is served at url
 	proxy *Proxy
+	end   context.CancelFunc // stops the router
 
 	mu      sync.Mutex // guards records
 	records []*phase.Record
@@ -187,10 +200,11 @@ func newCluster(t *testing.T, schedule string, names ...string) *cluster {
 		t.Fatal(err)
 	}
 	c.proxy.Routes(s.Echo())
-	ctx, cancel := context.WithCancel(context.Background())
+	var ctx context.Context
+	ctx, c.end = context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(ctx) }()
-	t.Cleanup(func() { cancel(); within(t, served, "the router ends its requests") })
+	t.Cleanup(func() { c.end(); within(t, served, "the router ends its requests") })
 	c.url, c.echo = "http://"+s.Addr(), s.Echo()
 	return c
 }

@@ -176,10 +176,14 @@ func stopCause(ctx context.Context) *api.Error {
 	cause := context.Cause(ctx)
 	var known *api.Error
 	switch {
+	case errors.As(cause, &known) && known.Stage == "": // this router stops: all its requests have this cause
+		e := *known
+		e.Stage = "relay"
+		return &e
 	case errors.As(cause, &known):
 		return known
 	case errors.Is(cause, context.DeadlineExceeded):
-		return &api.Error{Code: 504, Type: api.TypeTimeout, Stage: "relay", Retryable: true, Message: "the request took longer than this router allows"}
+		return &api.Error{Code: 504, Type: api.TypeTimeout, Stage: "relay", Retryable: true, Message: "the request's time is over"}
 	default:
 		return &api.Error{Code: statusClientGone, Type: api.TypeCancelled, Stage: "relay", Message: "the client closed the connection"}
 	}

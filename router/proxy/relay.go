@@ -121,7 +121,7 @@ func (b *batch) event(data []byte) *api.Error {
 		return e
 	}
 	if chunk.Error != nil {
-		e := api.ParseError(502, chunk.Error, "gen")
+		e := api.ParseEvent(chunk.Error, "gen")
 		e.Stage = stageOf(e.Stage, "gen")
 		e.Retryable = e.Retryable || e.Stage == "kv" // another pair may do what this one cannot
 		return e

@@ -298,6 +298,48 @@ func TestWhatIsNotANodesFaultOpensNoBreaker(t *testing.T) {
 	}
 }
 
+// TestANodeThatStopsIsNoClientThatLeft: a node whose grace time is over cuts its requests; they go on elsewhere, as after its death.
+func TestANodeThatStopsIsNoClientThatLeft(t *testing.T) {
+	const cut = `{"error":{"message":"x","type":"cancelled_error","param":null,"code":499,"stage":"gen","retryable":false}}`
+	for name, stops := range map[string]map[string]func(http.ResponseWriter, *http.Request, leg){
+		"context node":                 {"ctx0": status(499, cut)},
+		"generation node, in a stream": {"gen0": func(w http.ResponseWriter, _ *http.Request, _ leg) { streamEvents(w, aToken, cut) }},
+		"generation node":              {"gen0": status(499, cut)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, ContextFirst, "ctx0", "ctx1", "gen0", "gen1")
+			for node, serve := range stops {
+				c.nodes[node].serve = serve
+			}
+			for range 2 { // round robin: one of them meets it
+				if got := c.post("/v1/completions", `{"model":"m","prompt":"x","stream":true}`); got.status != 200 || strings.Contains(got.body, "error") {
+					t.Errorf("got %d %s", got.status, got.body)
+				}
+			}
+			c.settled()
+		})
+	}
+}
+
+// TestARouterThatStopsSaysSo: who is cut at the end of its grace time has not left.
+func TestARouterThatStopsSaysSo(t *testing.T) {
+	for _, stream := range []bool{true, false} {
+		c := newCluster(t, Aggregated, "gen0")
+		c.nodes["gen0"].serve = func(w http.ResponseWriter, r *http.Request, _ leg) {
+			streamEvents(w, aToken)
+			c.end()
+			<-r.Context().Done()
+		}
+		got := c.post("/v1/completions", fmt.Sprintf(`{"model":"m","prompt":"x","stream":%t}`, stream))
+		if want := map[bool]int{true: 200, false: 503}[stream]; got.status != want || !strings.Contains(got.body, `"type":"service_unavailable_error","param":null,"code":503,"stage":"relay","retryable":true`) {
+			t.Errorf("stream %t: got %d %s", stream, got.status, got.body)
+		}
+		if !stream && got.header.Get("Retry-After") == "" {
+			t.Error("it does not say when to come again")
+		}
+	}
+}
+
 func TestPauseEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -240,6 +241,7 @@ func (s *session) finish(e *api.Error) *api.Error {
 	defer s.settle()
 	s.times.end = s.p.o.Steady.Now()
 	if e != nil {
+		e = s.overdue(e)
 		e.RequestID = s.publicID()
 	}
 	cost := s.expectCost(e)
@@ -256,6 +258,18 @@ func (s *session) finish(e *api.Error) *api.Error {
 		s.writeWhole(cost())
 	}
 	return e
+}
+
+// overdue is the one error of a request whose time is over, whoever saw it first.
+func (s *session) overdue(e *api.Error) *api.Error {
+	const rounding = 20 * time.Millisecond // a node is told the rest in whole milliseconds, and may be the first
+	if e.Type != api.TypeTimeout || s.left() > rounding {
+		return e
+	}
+	return &api.Error{
+		Code: http.StatusGatewayTimeout, Type: api.TypeTimeout, Stage: e.Stage, Retryable: true,
+		Message: fmt.Sprintf("the request took longer than the %v that it had", s.life),
+	}
 }
 
 // settle closes what the attempts hold. The client has its last byte before a node is waited for.

@@ -132,12 +132,27 @@ type workerError struct {
 	Stage     string          `json:"stage"`
 	Retryable *bool           `json:"retryable"`
 	Detail    json.RawMessage `json:"detail"` // FastAPI
+	Code      json.RawMessage `json:"code"`   // the status, where it is a number
 }
 
 // ParseError understands an error answer of a worker: {"error":{...}} (ours, OpenAI's), {"object":"error","message":...}
 // (TensorRT-LLM), {"detail":...} (FastAPI), or plain text. stage is used when the worker names none. A status that is not for
 // clients becomes a 502: another worker may do better.
 func ParseError(status int, body []byte, stage string) *Error {
+	return readError(body).toError(status, stage)
+}
+
+// ParseEvent is ParseError for an error within a stream, whose status is its code; what names none failed in the worker.
+func ParseEvent(data []byte, stage string) *Error {
+	in := readError(data)
+	status, err := decodeInt(in.Code, 400, 599)
+	if err != nil {
+		status = http.StatusBadGateway
+	}
+	return in.toError(int(status), stage)
+}
+
+func readError(body []byte) workerError {
 	var outer struct {
 		workerError
 		Error json.RawMessage `json:"error"`
@@ -160,7 +175,7 @@ func ParseError(status int, body []byte, stage string) *Error {
 	if in.Message == "" {
 		in.Message = string(body)
 	}
-	return in.toError(status, stage)
+	return in
 }
 
 func (in workerError) toError(status int, stage string) *Error {
@@ -176,6 +191,10 @@ func (in workerError) toError(status int, stage string) *Error {
 	}
 	if e.Stage == "" {
 		e.Stage = stage
+	}
+	if status == statusClientGone || in.Type == TypeCancelled { // who reads this has not left: the worker was stopped before the request had ended
+		e.Message = "it stopped: " + e.Message
+		status, e.Code, e.Type, in.Retryable = http.StatusServiceUnavailable, http.StatusServiceUnavailable, "", nil
 	}
 	if !clients(status) { // between router and worker: a client could take it for an answer, or for a word on its own key
 		e.Message = fmt.Sprintf("it answered with status %d: %s", status, e.Message)
@@ -195,13 +214,13 @@ func (in workerError) toError(status int, stage string) *Error {
 func clients(status int) bool {
 	switch status {
 	case http.StatusBadRequest, http.StatusNotFound, http.StatusConflict, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
-		http.StatusUnprocessableEntity, http.StatusTooManyRequests, statusClientGone:
+		http.StatusUnprocessableEntity, http.StatusTooManyRequests:
 		return true
 	}
 	return status >= 500 && status < 600
 }
 
-// statusClientGone is nginx's, for a client that left; nodes answer it to nobody.
+// statusClientGone is nginx's, for a client that left.
 const statusClientGone = 499
 
 func typeOf(status int) string {

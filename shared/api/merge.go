@@ -3,7 +3,7 @@ package api
 import "meridian.internal/shared/jsonline"
 
 // Merged joins the logprobs objects of the chunks of one choice: arrays are concatenated, other members keep their last
-// value. Bytes are copied as sent. The zero value is empty.
+// value, and null is as good as nothing. Bytes are copied as sent. The zero value is empty.
 type Merged struct {
 	keys   []string
 	values [][]byte // arrays without brackets, or the value
@@ -19,10 +19,17 @@ func (m *Merged) Add(obj []byte) {
 	}
 	for _, f := range fields {
 		i := m.find(string(f.Key))
-		if f.Value[0] != '[' || !m.array[i] {
+		switch {
+		case isNull(f.Value) && m.values[i] != nil:
+			continue // it adds nothing
+		case f.Value[0] == '[' && isNull(m.values[i]):
+			m.values[i], m.array[i] = m.values[i][:0], true
+		case f.Value[0] != '[' || !m.array[i]:
 			m.values[i] = append(m.values[i][:0], f.Value...)
 			m.array[i] = false
 			continue
+		case m.values[i] == nil:
+			m.values[i] = []byte{}
 		}
 		inner := f.Value[1 : len(f.Value)-1]
 		if len(inner) == 0 {

@@ -156,6 +156,8 @@ func TestParseError(t *testing.T) {
 		{"nothing, and well", ``, 204, Error{Code: 502, Message: "it answered with status 204: No Content", Type: TypeServer, Stage: "ctx", Retryable: true}},
 		{"an error that is text", `{"error":"m"}`, 503, Error{Code: 503, Message: "m", Type: TypeUnavailable, Stage: "ctx", Retryable: true}},
 		{"plain text", `no`, 404, Error{Code: 404, Message: "no", Type: TypeNotFound, Stage: "ctx"}},
+		{"one that was stopped", `{"error":{"message":"the client went away","type":"cancelled_error","code":499,"retryable":false}}`, 499,
+			Error{Code: 503, Message: "it stopped: the client went away", Type: TypeUnavailable, Stage: "ctx", Retryable: true}},
 		{"nothing", ``, 504, Error{Code: 504, Message: "Gateway Timeout", Type: TypeTimeout, Stage: "ctx", Retryable: true}},
 	}
 	for _, c := range cases {
@@ -178,6 +180,20 @@ func TestErrorRoundTrip(t *testing.T) {
 	e.SetHeader(h)
 	if h.Get("Retry-After") != "2" || !strings.Contains(string(e.Append(nil)), `"request_id":"r"`) {
 		t.Errorf("header %v, body %s", h, e.Append(nil))
+	}
+}
+
+func TestParseEvent(t *testing.T) {
+	for body, want := range map[string]Error{
+		`{"error":{"message":"m","type":"timeout_error","code":504,"stage":"gen","retryable":false}}`: {Code: 504, Message: "m", Type: TypeTimeout, Stage: "gen"},
+		`{"error":{"message":"m","code":"429"}}`:                                                      {Code: 502, Message: "m", Type: TypeServer, Stage: "ctx", Retryable: true},
+		`{"object":"error","message":"m","type":"BadRequestError","code":400}`:                        {Code: 400, Message: "m", Type: TypeInvalid, Stage: "ctx"},
+		`{"error":{"message":"m","code":200}}`:                                                        {Code: 502, Message: "m", Type: TypeServer, Stage: "ctx", Retryable: true},
+		`{"error":{"message":"m","type":"cancelled_error"}}`:                                          {Code: 503, Message: "it stopped: m", Type: TypeUnavailable, Stage: "ctx", Retryable: true},
+	} {
+		if got := ParseEvent([]byte(body), "ctx"); *got != want {
+			t.Errorf("%s: got %+v, want %+v", body, *got, want)
+		}
 	}
 }
 
@@ -251,8 +267,20 @@ func TestMerged(t *testing.T) {
 	m.Add([]byte(`{"tokens":["a"],"token_logprobs":[-1.0],"x":1}`))
 	m.Add([]byte(`{"tokens":[],"token_logprobs":[],"x":2}`))
 	m.Add([]byte(`{"tokens":["b","c"],"token_logprobs":[-2,-3]}`))
+	m.Add([]byte(`{"tokens":null,"x":null}`))
 	m.Add([]byte(`null`))
 	if got, want := string(m.Append(nil)), `{"tokens":["a","b","c"],"token_logprobs":[-1.0,-2,-3],"x":2}`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// Workers whose chunk has no logprobs say null where others have an array.
+func TestMergedNull(t *testing.T) {
+	var m Merged
+	for _, obj := range []string{`{"content":null,"refusal":null}`, `{"content":[1]}`, `{"content":null}`, `{"content":[],"refusal":null}`, `{"content":[2]}`} {
+		m.Add([]byte(obj))
+	}
+	if got, want := string(m.Append(nil)), `{"content":[1,2],"refusal":null}`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }

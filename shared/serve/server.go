@@ -96,11 +96,11 @@ func (s *Server) Addr() string { return s.listener.Addr().String() }
 func (s *Server) Draining() bool { return s.draining.Load() }
 
 // Serve serves until ctx ends. Then it accepts no more, waits for the running requests up to the grace time, ends the
-// contexts of those that are left, and returns nil. An error of the listener is returned at once.
+// contexts of those that are left with an *api.Error as cause, and returns nil. An error of the listener is returned at once.
 func (s *Server) Serve(ctx context.Context) error {
 	// Requests outlive ctx by the grace time, so they hang on a context of their own.
-	base, cut := context.WithCancel(context.WithoutCancel(ctx))
-	defer cut()
+	base, cut := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cut(nil)
 	count := &limit{max: int64(s.o.MaxConns)}
 	others := newFed(s.listener.Addr())
 	srv := &http.Server{
@@ -137,7 +137,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	return nil
 }
 
-func (s *Server) drain(base context.Context, cut context.CancelFunc, srv *http.Server, fast *h1.Server) {
+func (s *Server) drain(base context.Context, cut context.CancelCauseFunc, srv *http.Server, fast *h1.Server) {
 	defer func() { _ = errors.Join(srv.Close(), fast.Close()) }() // what is left has neither finished nor looked at its context
 	within := func(limit time.Duration) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(base), limit)
@@ -150,7 +150,7 @@ func (s *Server) drain(base context.Context, cut context.CancelFunc, srv *http.S
 		return
 	}
 	s.o.Logger.Warn("grace time is over; ending requests that still run", "grace", s.o.Grace)
-	cut()
+	cut(api.Unavailable("", time.Second, "the process that served this stops, and its grace time of %v is over", s.o.Grace))
 	_ = within(hardStop)
 }
 

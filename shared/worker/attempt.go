@@ -185,6 +185,10 @@ func (n *Node) explain(ctx context.Context, err error) *api.Error {
 	case errors.As(err, &known):
 		c := *known
 		return &c
+	case errors.As(context.Cause(ctx), &known): // this process stops
+		c := *known
+		c.Stage = n.stage()
+		return &c
 	case ctx.Err() != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return &api.Error{Code: http.StatusGatewayTimeout, Type: api.TypeTimeout, Stage: n.stage(), Message: "the request's time is over: " + err.Error()}
 	case ctx.Err() != nil:

@@ -3,6 +3,7 @@ package worker
 import (
 	"encoding/json"
 	"strings"
+	"unicode/utf8"
 
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/infer"
@@ -14,7 +15,7 @@ type text struct {
 	tok     *token.Tokenizer
 	stream  *token.Stream
 	stop    *token.Stopper
-	decoded int  // bytes of text so far, held-back ones included
+	decoded int  // characters of text so far, held-back ones included
 	logprob bool // wanted
 
 	tokens int    // taken so far, those of earlier attempts not counted
@@ -33,7 +34,7 @@ func newText(tok *token.Tokenizer, r *api.Request, given []int32) *text {
 
 func (t *text) take(id int32) string {
 	s := t.stream.Push(id)
-	t.decoded += len(s)
+	t.decoded += utf8.RuneCountInString(s) // the stream cuts between characters
 	emit, ended, which := t.stop.Push(s)
 	t.ended, t.which = ended, which
 	return emit

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -205,6 +206,24 @@ func TestAResumedLegGoesOnExactly(t *testing.T) {
 	}
 }
 
+// Offsets are those of characters: where a token's text begins, or the character that it is a part of.
+func TestOffsetsCountCharacters(t *testing.T) {
+	f := newFake(t)
+	n := 1
+	all := f.o.Tokenizer.Encode("é🜁a", false)
+	x := newText(f.o.Tokenizer, &api.Request{Logprobs: &n}, nil)
+	for _, id := range all {
+		before := utf8.RuneCountInString(f.o.Tokenizer.Decode(all[:x.tokens], true))
+		p := x.push([]infer.Token{{ID: id}}, nil)
+		if got := p.logprobs[0].Offset; got > before || got < before-1 { // parts of a character count as one in before
+			t.Errorf("token %d: %d, and %d characters are before it", x.tokens, got, before)
+		}
+	}
+	if x.decoded != 3 {
+		t.Errorf("three characters end at %d", x.decoded)
+	}
+}
+
 // TestAResumedLegGoesOnInsideACharacter: bytes of a character that were held back when the first attempt broke come with the
 // rest of it, once.
 func TestAResumedLegGoesOnInsideACharacter(t *testing.T) {
@@ -363,6 +382,27 @@ func TestChatIsRenderedByTheModelsTemplate(t *testing.T) {
 		}
 		if status != http.StatusOK || f.o.Tokenizer.Decode(f.legs[0].Request.Prompt, true) != c.rendered {
 			t.Errorf("%s: %d, the prompt is %v, want %q", c.name, status, f.legs, c.rendered)
+		}
+	}
+}
+
+// TestARequestThatIsCutSaysWhy: who stops a node is not the request's client, and its time is not over either.
+func TestARequestThatIsCutSaysWhy(t *testing.T) {
+	n := &Node{o: Options{Role: phase.Gen}}
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	late, end := context.WithTimeout(t.Context(), 0)
+	defer end()
+	stopped, stop := context.WithCancelCause(t.Context())
+	stop(api.Unavailable("", time.Second, "it stops"))
+	below, cancel := context.WithTimeout(stopped, time.Hour)
+	defer cancel()
+	for want, ctx := range map[string]context.Context{
+		"499 cancelled_error false": left, "504 timeout_error false": late, "503 service_unavailable_error true": below,
+	} {
+		e := n.explain(ctx, ctx.Err())
+		if got := fmt.Sprint(e.Code, " ", e.Type, " ", e.Retryable); got != want || e.Stage != "gen" {
+			t.Errorf("got %s at %s, want %s", got, e.Stage, want)
 		}
 	}
 }
