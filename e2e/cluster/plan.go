@@ -66,7 +66,7 @@ func (c *Cluster) plan() error {
 func vacant(address string) error {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
-		return fmt.Errorf("the router's address: %w", err)
+		return fmt.Errorf("the router's address (localcluster up: --port, 0 takes a free one): %w", err)
 	}
 	return l.Close()
 }

@@ -39,6 +39,11 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 	if err := c.Device.Validate(); err != nil {
 		return err
 	}
+	for _, peer := range c.KVPeer {
+		if _, _, err := net.SplitHostPort(peer); err != nil {
+			return fmt.Errorf("--kv-peer %q: want host:port, as the context node's --kv-listen is reached: %w", peer, err)
+		}
+	}
 	if c.Device.Rank > 0 {
 		return c.rank(ctx, log.With("rank", c.Device.Rank))
 	}

@@ -45,6 +45,7 @@ func TestOptionsThatCannotBeAreRefusedByName(t *testing.T) {
 		{"--gpu-memory-fraction 1.5: must be from 0 to 1", func(o *Options) { o.MemoryFraction = 1.5 }},
 		{"--gpu-memory-fraction 0.5: is for --device cuda", func(o *Options) { o.MemoryFraction = 0.5 }},
 		{"--weight-type fp8, --kv-type bf16: fp8 is for --device cuda", func(o *Options) { o.WeightType, o.KVType = "fp8", "bf16" }},
+		{"--gpu [1]: is for --device cuda", func(o *Options) { o.GPUs = []int{1} }},
 		{"--gpu -1: must not be negative", func(o *Options) { o.GPUs = []int{0, -1} }},
 		{"--gpu names 3 cards: --ranks 2 and --pp 1 use 2 of them", func(o *Options) { o.GPUs, o.Ranks = []int{0, 1, 2}, 2 }},
 		{"--kv-blocks 1000000000, --kv-memory 0, --kv-host-memory 0: a rank would keep", func(o *Options) { o.KVBlocks = 1e9 }},
@@ -101,27 +102,6 @@ func TestStagesAndRanksTakeTheCardsInTurn(t *testing.T) {
 			t.Errorf("%d ranks of %d stages on %v: %v, want %v", c.ranks, c.pp, c.gpus, got, c.want)
 		}
 	}
-}
-
-func TestSizesAreRead(t *testing.T) {
-	for text, want := range map[string]Size{"0": 0, "17": 17, "2KiB": 2048, " 3 MiB ": 3 << 20, "1GiB": 1 << 30, "1TiB": 1 << 40} {
-		var s Size
-		if err := s.UnmarshalText([]byte(text)); err != nil || s != want {
-			t.Errorf("%q is %d, %v; want %d", text, s, err, want)
-		}
-	}
-}
-
-func FuzzSize(f *testing.F) {
-	f.Add("12MiB")
-	f.Add("-1")
-	f.Add("9999999999TiB")
-	f.Fuzz(func(t *testing.T, text string) {
-		var s Size
-		if err := s.UnmarshalText([]byte(text)); err == nil && s < 0 {
-			t.Fatalf("%q became %d", text, s)
-		}
-	})
 }
 
 func TestBothDevicesAnswerARequest(t *testing.T) {

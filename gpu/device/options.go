@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"meridian.internal/gpu/engine"
 	"meridian.internal/gpu/profile"
 	"meridian.internal/gpu/ranks"
+	"meridian.internal/shared/bytesize"
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/infer"
 	"meridian.internal/shared/kvevent"
@@ -34,12 +34,12 @@ type Options struct {
 	MaxWaiting     int           `help:"Requests that may wait for a place; more are refused with 503." default:"1024"`
 	TokensPerBlock int           `help:"Tokens of one KV block: the unit of reuse." default:"32"`
 	KVBlocks       int           `help:"KV blocks. 0: as many as --kv-memory holds." default:"0" name:"kv-blocks"`
-	KVMemory       Size          `help:"Memory for KV, such as 512MiB; at least one full context. 0: 128MiB, or two full contexts if that is more." default:"0" name:"kv-memory"`
+	KVMemory       bytesize.Size `help:"Memory for KV, such as 512MiB; at least one full context. 0: 128MiB, or two full contexts if that is more." default:"0" name:"kv-memory"`
 	WeightType     string        `help:"cuda: type of the elements of the layers' matrices: bf16, or fp8 (E4M3 with a scale for each output): half the memory." enum:"bf16,fp8" default:"bf16"`
 	KVType         string        `help:"cuda: type of the elements of KV: bf16, or fp8 (E4M3 with a scale for each head): twice the tokens in the same memory. Nodes that hand KV over must have the same." enum:"bf16,fp8" default:"bf16" name:"kv-type"`
 	MemoryFraction float64       `help:"cuda: part of a card's memory, from 0 to 1, that this node may hold, shared equally by its ranks and stages there; KV gets what model and activations leave. 0: see --kv-memory." default:"0" name:"gpu-memory-fraction"`
 	KernelCache    string        `help:"cuda: folder of compiled kernels. Empty: in the user's cache folder." type:"path" placeholder:"DIR"`
-	KVHostMemory   Size          `help:"Memory of the host that keeps KV blocks which the device evicts, such as 4GiB; they are loaded again when a prompt needs them. 0: none." default:"0" name:"kv-host-memory"`
+	KVHostMemory   bytesize.Size `help:"Memory of the host that keeps KV blocks which the device evicts, such as 4GiB; they are loaded again when a prompt needs them. 0: none." default:"0" name:"kv-host-memory"`
 	KVDisk         DirSize       `help:"Folder that keeps KV blocks beyond the life of the node, and how much, such as /var/lib/meridian/kv 100GiB. One node a folder; its ranks share it, each with files of its own. What another model has left there is discarded." name:"kv-disk" type:"pair" placeholder:"DIR SIZE"`
 	Ranks          int           `help:"Data-parallel ranks: each has a device of its own, its own KV and its own batch, of the sizes given here." default:"1"`
 	RankProcesses  bool          `help:"Each rank but the first is a process of its own, which the node starts and ends: one that crashes or hangs is named."`
@@ -72,34 +72,10 @@ type Sim struct {
 	FaultHangCopyAt int64         `help:"Test mode: the copy of KV of this number, out or in, never ends." placeholder:"COPY"`
 }
 
-// Size is a number of bytes, written as 1048576, 1024KiB, 1MiB or 1GiB.
-type Size int64
-
-// UnmarshalText reads a size.
-func (s *Size) UnmarshalText(b []byte) error {
-	text := strings.TrimSpace(string(b))
-	shift := 0
-	for _, u := range []struct {
-		suffix string
-		shift  int
-	}{{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}} {
-		if rest, ok := strings.CutSuffix(text, u.suffix); ok {
-			text, shift = strings.TrimSpace(rest), u.shift
-			break
-		}
-	}
-	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || n < 0 || n > 1<<62>>shift {
-		return fmt.Errorf("size %q: want a number of bytes, or one with KiB, MiB, GiB or TiB", b)
-	}
-	*s = Size(n << shift)
-	return nil
-}
-
 // DirSize is a folder and the bytes that may be kept there, written as "DIR SIZE". The zero value is none.
 type DirSize struct {
 	Dir  string
-	Size Size
+	Size bytesize.Size
 }
 
 // UnmarshalText reads a folder and a size.
@@ -212,6 +188,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("--gpu %d: must not be negative", slices.Min(o.cards()))
 	case len(o.cards()) > o.Ranks*o.PP:
 		return fmt.Errorf("--gpu names %d cards: --ranks %d and --pp %d use %d of them", len(o.cards()), o.Ranks, o.PP, o.Ranks*o.PP)
+	case o.Device != "cuda" && !slices.Equal(o.cards(), []int{0}):
+		return fmt.Errorf("--gpu %v: is for --device cuda", o.GPUs)
 	case o.KVHostMemory > 0 && !o.PrefixReuse:
 		return fmt.Errorf("--kv-host-memory %d keeps blocks for reuse, which --no-prefix-reuse forbids: give one of them", o.KVHostMemory)
 	case o.KVDisk.Dir != "" && !o.PrefixReuse:

@@ -107,7 +107,7 @@ func (e *Engine) openDisk(g, slots int) error {
 		Identity: fmt.Sprintf("model %s, %s, %d layers, %d heads of %d, rope %s, numerics %s%s", i.ModelHash, i.KVType, i.Layers, i.KVHeads, i.HeadSize, i.RoPE, i.Numerics, window),
 	})
 	if err != nil {
-		return err
+		return fmt.Errorf("keep KV on disk: %w", err)
 	}
 	e.tiers.disk = append(e.tiers.disk, files)
 	if discarded != "" {

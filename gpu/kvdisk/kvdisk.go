@@ -38,7 +38,7 @@ const (
 var ErrCorrupt = errors.New("kvdisk: corrupt block")
 
 // ErrInUse is returned when another process has the folder.
-var ErrInUse = errors.New("kvdisk: folder is in use by another process")
+var ErrInUse = errors.New("another process has this folder of KV blocks; give each node one of its own")
 
 // Options of a folder of blocks.
 type Options struct {
@@ -86,7 +86,7 @@ func (f *Files) open() (err error) {
 		return err
 	}
 	if err := syscall.Flock(int(f.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return fmt.Errorf("%w: %s: %w", ErrInUse, f.o.Dir, err)
+		return fmt.Errorf("%w: %s", ErrInUse, f.o.Dir)
 	}
 	if f.index, err = f.file("kv.index"); err != nil {
 		return err

@@ -2,6 +2,7 @@ package chart
 
 import (
 	"fmt"
+	"image/color"
 	"math"
 
 	"gonum.org/v1/plot"
@@ -27,6 +28,12 @@ func (g grid) X(c int) float64 { return (float64(c) + 0.5) * g.step }
 // Y is a row.
 func (g grid) Y(r int) float64 { return float64(r) }
 
+// shades are the colours of a palette.
+type shades []color.Color
+
+// Colors returns them.
+func (s shades) Colors() []color.Color { return s }
+
 const heatColumns = 60
 
 // heat shows over time where requests spent it: a column is a slice of time, a row a part of the way to the first token.
@@ -35,8 +42,8 @@ func (d *Data) heat() (*plot.Plot, error) {
 	m := moreland.Kindlmann()
 	m.SetMin(0)
 	m.SetMax(1)
-	h := plotter.NewHeatMap(g, m.Palette(64))
-	p := newPlot(fmt.Sprintf("Where the time went: means from %.2g ms (dark) to %.2g ms (light)", math.Pow(10, h.Min), math.Pow(10, h.Max)), d)
+	h := plotter.NewHeatMap(g, shades(m.Palette(80).Colors()[:64])) // the lightest are like the paper, which says that there is nothing
+	p := newPlot(fmt.Sprintf("Where the time went: means from %.2g ms (dark) to %.2g ms (light); white: no request", math.Pow(10, h.Min), math.Pow(10, h.Max)), d)
 	p.X.Label.Text, p.Y.Label.Text = "s since the first request", " " // which keeps the names of rows off the edge
 	labels := make(plot.ConstantTicks, len(groups))
 	for i := range groups {

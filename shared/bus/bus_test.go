@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -442,9 +443,22 @@ func TestADiskThatRefusesIsSaidOnceAMinute(t *testing.T) {
 	})
 }
 
+func TestURLsOfServersAreChecked(t *testing.T) {
+	for _, good := range []string{"nats://h:4222", "tls://h", "nats://a:1, nats://b:2", "wss://h/path"} {
+		if err := CheckURLs(good); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, bad := range []string{"", "h", "h:4222", "http://h:4222", "nats://", "nats://a:1,b:2"} {
+		if _, err := Connect(t.Context(), Options{URL: bad}); err == nil || !strings.Contains(err.Error(), "want nats://host:port") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
 func TestBadListenAddressIsRefusedByName(t *testing.T) {
 	for _, listen := range []string{"", "127.0.0.1", "127.0.0.1:http2", "127.0.0.1:70000"} {
-		if _, err := StartEmbedded(EmbeddedOptions{Listen: listen, StoreDir: t.TempDir()}); err == nil || !strings.Contains(err.Error(), "listen address") {
+		if _, err := StartEmbedded(EmbeddedOptions{Listen: listen, StoreDir: t.TempDir()}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("address %q: ", listen)) {
 			t.Errorf("%q: %v", listen, err)
 		}
 	}

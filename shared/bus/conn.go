@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -59,6 +61,11 @@ func Connect(ctx context.Context, o Options) (*Conn, error) {
 		o.AskFor = 5 * time.Second
 	}
 	c := &Conn{log: o.Logger, askFor: o.AskFor, poke: make(chan struct{}, 1), ready: make(chan struct{})}
+	if o.Server == nil {
+		if err := CheckURLs(o.URL); err != nil {
+			return nil, fmt.Errorf("connect to NATS: %w", err)
+		}
+	}
 	nc, err := nats.Connect(o.URL, c.natsOptions(o)...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to NATS at %q: %w", o.URL, err)
@@ -111,6 +118,17 @@ func (c *Conn) natsOptions(o Options) []nats.Option {
 		opts = append(opts, nats.InProcessServer(o.Server))
 	}
 	return opts
+}
+
+// CheckURLs wants URLs of NATS servers, with commas between them.
+func CheckURLs(list string) error {
+	for one := range strings.SplitSeq(list, ",") {
+		u, err := url.Parse(strings.TrimSpace(one))
+		if err != nil || u.Host == "" || !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme) {
+			return fmt.Errorf("%q: want nats://host:port, or several with commas", one)
+		}
+	}
+	return nil
 }
 
 func (c *Conn) wake() {

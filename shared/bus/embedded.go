@@ -48,11 +48,11 @@ const (
 func StartEmbedded(o EmbeddedOptions) (*Embedded, error) {
 	host, portText, err := net.SplitHostPort(o.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("listen address of the embedded NATS server %q: want host:port: %w", o.Listen, err)
+		return nil, fmt.Errorf("address %q: want host:port: %w", o.Listen, err)
 	}
 	port, err := strconv.Atoi(portText)
 	if err != nil || port < 0 || port > 65535 {
-		return nil, fmt.Errorf("listen address of the embedded NATS server %q: port %q is no number from 0 to 65535", o.Listen, portText)
+		return nil, fmt.Errorf("address %q: port %q is no number from 0 to 65535", o.Listen, portText)
 	}
 	if o.StoreDir == "" {
 		return nil, fmt.Errorf("store folder of the embedded NATS server: want a folder, got none")
@@ -63,7 +63,7 @@ func StartEmbedded(o EmbeddedOptions) (*Embedded, error) {
 	if port == 0 {
 		port = server.RANDOM_PORT
 	} else if l, err := net.Listen("tcp", o.Listen); err != nil { // the server itself would only say "not ready"
-		return nil, fmt.Errorf("listen address of the embedded NATS server: %w", err)
+		return nil, err
 	} else {
 		l.Close()
 	}

@@ -3,11 +3,11 @@ package worker
 import (
 	"fmt"
 	"net"
-	"net/url"
 	"os"
 	"strings"
 	"time"
 
+	"meridian.internal/shared/bus"
 	"meridian.internal/shared/clock"
 	"meridian.internal/shared/serve"
 )
@@ -37,10 +37,8 @@ func (f *Flags) Validate() error {
 		return fmt.Errorf("--name %q: must be 1 to 128 bytes without spaces", f.Name)
 	}
 	if f.NATS != "" {
-		for u := range strings.SplitSeq(f.NATS, ",") {
-			if p, err := url.Parse(strings.TrimSpace(u)); err != nil || p.Host == "" {
-				return fmt.Errorf("--nats %q: want nats://host:port", u)
-			}
+		if err := bus.CheckURLs(f.NATS); err != nil {
+			return fmt.Errorf("--nats %w", err)
 		}
 	}
 	return f.LedgerFlags.validate()

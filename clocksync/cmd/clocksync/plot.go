@@ -66,7 +66,7 @@ func (c *plotCmd) read(ctx context.Context, log *slog.Logger) ([]clock.Published
 	}
 	defer conn.Close()
 	if err := conn.Ready(ctx); err != nil {
-		return nil, fmt.Errorf("--nats %s: %w", c.Nats, err)
+		return nil, fmt.Errorf("--nats %s: nothing answers there: %w", c.Nats, err)
 	}
 	return service.ReadLog(ctx, conn, c.Node, c.Router, c.Since)
 }

@@ -63,6 +63,9 @@ func (c *serveCmd) Run(ctx context.Context, log *slog.Logger) error {
 	if c.ClockRho <= 0 || c.ClockRho > 100_000 || c.ClockEta <= 0 || c.ClockEta > 1000 {
 		return fmt.Errorf("--clock-rho %v, --clock-eta %v: want positive numbers of ppm (at most 100000 and 1000)", c.ClockRho, c.ClockEta)
 	}
+	if err := bus.CheckURLs(c.Nats); err != nil {
+		return fmt.Errorf("--nats %w", err)
+	}
 	if c.NTPEvery < time.Second {
 		return fmt.Errorf("--ntp-every %v: want at least 1s", c.NTPEvery)
 	}

@@ -102,7 +102,7 @@ func (d *daemon) openBus(ctx context.Context) (err error) {
 	if d.o.EmbeddedNats {
 		d.embedded, err = bus.StartEmbedded(bus.EmbeddedOptions{Listen: d.o.NatsListen, StoreDir: d.o.natsStore(), Logger: d.strangers, Token: d.cluster.Token()})
 		if err != nil {
-			return err
+			return fmt.Errorf("--embedded-nats at --nats-listen %s, in %s: %w", d.o.NatsListen, d.o.natsStore(), err)
 		}
 		bo.Server = d.embedded
 	}
@@ -181,7 +181,7 @@ func (d *daemon) openProxy(context.Context) (err error) {
 		Name: d.o.Name, Pool: d.pool, Client: d.client, Loops: d.loops, Steady: d.steady, Schedule: d.o.Schedule,
 		Tokenizers: d.tokens, Keys: d.keys,
 		Record: d.lines.add, Begin: d.lines.collector.Begin, Expect: d.lines.collector.Expect, Timelines: d.lines.reader(), Estimate: d.clocks.Newest, Exchange: d.clocks.Exchange, Metrics: d.metrics, Logger: d.log,
-		NoBus: d.conn == nil, MaxBody: d.o.MaxBody, MaxBodies: d.o.MaxBodies, Timeout: d.o.Timeout, ClientIdle: d.o.ClientIdle,
+		NoBus: d.conn == nil, MaxBody: int(d.o.MaxBody), MaxBodies: int64(d.o.MaxBodies), Timeout: d.o.Timeout, ClientIdle: d.o.ClientIdle,
 		MaxRunning: d.o.MaxRunning, Queue: d.o.Queue, QueueTime: d.o.QueueTime, Hedge: d.o.Hedge,
 	})
 	return err

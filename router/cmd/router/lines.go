@@ -44,7 +44,7 @@ func (d *daemon) openLines(context.Context) (err error) {
 	}
 	d.feed = web.NewFeed(time.Now, d.clocksNow)
 	l.collector, err = collect.New(collect.Options{
-		Router: d.o.Name, Dir: d.o.Traces, MaxTotal: d.o.TracesMax, Compress: d.o.TracesCompress, Sync: d.o.TracesSync, Conn: d.conn, Publisher: l.publisher, Registry: d.metrics, Logger: d.log, Strangers: d.strangers,
+		Router: d.o.Name, Dir: d.o.Traces, MaxTotal: int64(d.o.TracesMax), Compress: d.o.TracesCompress, Sync: d.o.TracesSync, Conn: d.conn, Publisher: l.publisher, Registry: d.metrics, Logger: d.log, Strangers: d.strangers,
 		OnLine: d.ended,
 		Clocks: timeline.Clocks{Reference: d.steady.ID(), Estimate: d.clocks.Estimate, Wall: d.wall},
 	})

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/url"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"meridian.internal/router/place"
 	"meridian.internal/router/pool"
 	"meridian.internal/shared/bus"
+	"meridian.internal/shared/bytesize"
 	"meridian.internal/shared/node"
 	"meridian.internal/shared/serve"
 )
@@ -28,7 +30,7 @@ type options struct {
 	NatsListen   string        `help:"Address of the embedded NATS server. Open to everybody who reaches it, unless --cluster-token is given." name:"nats-listen" default:"127.0.0.1:4222" placeholder:"HOST:PORT"`
 	NatsStore    string        `help:"Folder of the embedded NATS server. Empty: .nats in --traces." name:"nats-store" type:"path" placeholder:"DIR"`
 	Traces       string        `help:"Folder for timelines, one line a request." default:"traces" type:"path" placeholder:"DIR"`
-	TracesMax    int64         `help:"Bytes of all timelines in --traces; over it the oldest files are removed. 0: no limit." name:"traces-max" default:"0" placeholder:"BYTES"`
+	TracesMax    bytesize.Size `help:"Size of all timelines in --traces; over it the oldest files are removed. 0: no limit." name:"traces-max" default:"0" placeholder:"SIZE"`
 	Ctx          []string      `help:"Context worker that is in no registry; may be given several times." sep:"," placeholder:"URL"`
 	Gen          []string      `help:"Generation worker that is in no registry; may be given several times." sep:"," placeholder:"URL"`
 	Schedule     string        `help:"Order of the legs: auto, generation_first, context_first, aggregated. auto is generation_first between our own nodes, context_first with foreign workers, and aggregated where no pair is." enum:"auto,generation_first,context_first,aggregated" default:"auto"`
@@ -44,8 +46,8 @@ type options struct {
 	MaxRunning   int           `help:"Sub-requests (prompts x n) that run at a time; further ones wait. 0: twice the sequences that the generation nodes have slots for." name:"max-running" default:"0"`
 	Queue        int           `help:"Sub-requests that may wait; over it those of a lower priority or of the busiest API key give way, or the newcomer is refused with 429." default:"1024"`
 	QueueTime    time.Duration `help:"Longest wait; a request whose estimated wait is longer is refused at once with 503." name:"queue-time" default:"10s"`
-	MaxBody      int           `help:"Largest request body, in bytes." default:"16777216"`
-	MaxBodies    int64         `help:"Bytes of the bodies of all requests that have not ended; a request whose body finds no room gets a 503. 0: 64 times --max-body." name:"max-bodies" default:"0" placeholder:"BYTES"`
+	MaxBody      bytesize.Size `help:"Largest request body." default:"16MiB" placeholder:"SIZE"`
+	MaxBodies    bytesize.Size `help:"Size of the bodies of all requests that have not ended; a request whose body finds no room gets a 503. 0: 64 times --max-body." name:"max-bodies" default:"0" placeholder:"SIZE"`
 	APIKeys      string        `help:"File of the API keys of clients (docs/security.md); it is followed while serving. Empty: everybody may do everything." name:"api-keys" type:"path" placeholder:"FILE"`
 
 	serve.TLSFlags     `embed:"" group:"Security"`
@@ -81,14 +83,12 @@ func (o *options) Validate() error {
 		return fmt.Errorf("--queue %d: must be 1 or more", o.Queue)
 	case o.QueueTime < time.Millisecond:
 		return fmt.Errorf("--queue-time %s: must be 1ms or more", o.QueueTime)
-	case o.MaxBody < 1024:
-		return fmt.Errorf("--max-body %d: must be 1024 or more", o.MaxBody)
-	case o.MaxBodies < 0 || (o.MaxBodies > 0 && o.MaxBodies <= int64(o.MaxBody)):
+	case o.MaxBody < 1024 || o.MaxBody > math.MaxInt32:
+		return fmt.Errorf("--max-body %d: must be from 1KiB to 2GiB", o.MaxBody)
+	case o.MaxBodies < 0 || (o.MaxBodies > 0 && o.MaxBodies <= o.MaxBody):
 		return fmt.Errorf("--max-bodies %d: must be more than --max-body %d, or 0", o.MaxBodies, o.MaxBody)
 	case o.MaxConns < 1:
 		return fmt.Errorf("--max-conns %d: must be 1 or more", o.MaxConns)
-	case o.TracesMax < 0:
-		return fmt.Errorf("--traces-max %d: must be 0 or more", o.TracesMax)
 	case o.Traces == "":
 		return errors.New("--traces: want a folder")
 	}
@@ -97,9 +97,9 @@ func (o *options) Validate() error {
 			return fmt.Errorf("--%s %q: want http://host:port", s.Role, s.URL)
 		}
 	}
-	for u := range strings.SplitSeq(o.Nats, ",") {
-		if p, err := url.Parse(strings.TrimSpace(u)); o.Nats != "" && (err != nil || p.Host == "") {
-			return fmt.Errorf("--nats %q: want nats://host:port", u)
+	if o.Nats != "" {
+		if err := bus.CheckURLs(o.Nats); err != nil {
+			return fmt.Errorf("--nats %w", err)
 		}
 	}
 	return nil
