@@ -97,6 +97,9 @@ type message struct {
 	back chan<- struct{}
 	// inherited is, instead of a record, a line that another router wrote while this one was gone.
 	inherited *timeline.Line
+	// answer says that there is no record, but a question: whether the request asked has records and no line.
+	answer chan<- bool // holds the one that is sent
+	asked  string
 }
 
 // ack tells the stream that a record is safe, or (alive) that it is still wanted.

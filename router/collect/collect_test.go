@@ -390,6 +390,33 @@ func TestLinesAreFoundByEitherIDAlsoAfterARestart(t *testing.T) {
 	}
 }
 
+// Who asks for the timeline of a request that has just ended waits for it; who asks for what nobody knows, or for one that still
+// runs, does not.
+func TestALineThatIsBeingMadeIsAwaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, stop := start(t, Options{Dir: t.TempDir()})
+		defer stop()
+		began := time.Now()
+		if _, ok := c.Await(t.Context(), "a"); ok || time.Since(began) > time.Second {
+			t.Errorf("nobody knows it: found %t, after %v", ok, time.Since(began))
+		}
+		c.in <- message{rec: rec(phase.Disagg, "a")}
+		c.in <- message{rec: rec(phase.Ctx, "a")}
+		short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if _, ok := c.Await(short, "a"); ok {
+			t.Error("a line is found that is not made")
+		}
+		time.AfterFunc(200*time.Millisecond, func() { c.in <- message{rec: rec(phase.Gen, "a")} })
+		for _, id := range []string{"client-a", "a"} {
+			raw, ok := c.Await(t.Context(), id)
+			if l, err := timeline.Parse(raw); !ok || err != nil || !l.Complete {
+				t.Errorf("%s: found %t, %v", id, ok, err)
+			}
+		}
+	})
+}
+
 func findAll(t *testing.T, c *Collector) {
 	t.Helper()
 	for _, id := range []string{"a", "client-a", "b", "client-c"} {

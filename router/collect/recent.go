@@ -1,10 +1,12 @@
 package collect
 
 import (
+	"context"
 	"encoding/json"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"meridian.internal/router/jsonl"
 	"meridian.internal/router/timeline"
@@ -90,6 +92,59 @@ func (c *Collector) Recent(limit int) []json.RawMessage {
 		out = append(out, slices.Clone(r.lines[n%int64(len(r.lines))]))
 	}
 	return out
+}
+
+// Await is Find for a request that may have ended this very moment: while its line is being made, it waits for it, until ctx ends.
+func (c *Collector) Await(ctx context.Context, id string) (json.RawMessage, bool) {
+	if line, ok := c.Find(id); ok {
+		return line, true
+	}
+	look := time.NewTicker(awaitEvery)
+	defer look.Stop()
+	for {
+		making := c.making(ctx, id)
+		if line, _, _ := c.recent.find(id); line != nil || !making { // it may have been made before the question was answered
+			return line, line != nil
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return nil, false
+		}
+	}
+}
+
+const awaitEvery = 20 * time.Millisecond
+
+// making asks Run whether it has records of a request without a line. All that was added before is seen.
+func (c *Collector) making(ctx context.Context, id string) (yes bool) {
+	answer := make(chan bool, 1)
+	select {
+	case c.in <- message{asked: id, answer: answer}:
+		c.hasten()
+	case <-ctx.Done():
+		return false
+	}
+	select {
+	case yes = <-answer:
+	case <-ctx.Done():
+	}
+	return yes
+}
+
+// isOpen tells whether there are records of a request, by the router's id or the client's, that wait for others. Run calls it.
+func (c *Collector) isOpen(id string) bool {
+	if c.open[id] != nil {
+		return true
+	}
+	for _, r := range c.open {
+		for i := range r.parts {
+			if r.parts[i].Record.ClientRequestID == id {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Find returns the newest line of a request, by the router's id or the client's.

@@ -16,6 +16,9 @@ func (c *Collector) take(m message) {
 		c.unacked = append(c.unacked, bequest{to: c.bequests, done: m.back}) // told after all that are written
 		c.flush()
 		return
+	case m.answer != nil:
+		m.answer <- c.isOpen(m.asked)
+		return
 	case m.inherited != nil:
 		if _, known := c.written.byID[m.inherited.RequestID]; !known {
 			w := c.written.remembered(m.inherited)

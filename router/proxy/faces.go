@@ -1,9 +1,11 @@
 package proxy
 
 import (
+	"context"
 	"net/http"
 	"net/url"
 	"strconv"
+	"time"
 
 	"github.com/labstack/echo/v4"
 
@@ -209,12 +211,17 @@ func (p *Proxy) timelines(c echo.Context) error {
 	return c.JSONBlob(http.StatusOK, append(out, "]}"...))
 }
 
+// lineWait bounds how long who asks for a timeline waits while it is being made: longer than records are waited for.
+const lineWait = 3 * time.Second
+
 func (p *Proxy) timeline(c echo.Context) error {
 	id, err := url.PathUnescape(c.Param("id")) // an id has no % of its own
 	if err != nil {
 		return noTimeline
 	}
-	line, ok := p.o.Timelines.Find(id)
+	ctx, cancel := context.WithTimeout(c.Request().Context(), lineWait)
+	defer cancel()
+	line, ok := p.o.Timelines.Await(ctx, id)
 	if !ok {
 		return noTimeline
 	}

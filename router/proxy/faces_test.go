@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"encoding/json"
 	"net/http/httptest"
 	"testing"
@@ -13,7 +14,7 @@ type kept map[string]string
 
 func (k kept) Recent(int) []json.RawMessage { return nil }
 
-func (k kept) Find(id string) (json.RawMessage, bool) {
+func (k kept) Await(_ context.Context, id string) (json.RawMessage, bool) {
 	line, ok := k[id]
 	return json.RawMessage(line), ok
 }

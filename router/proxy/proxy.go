@@ -42,7 +42,7 @@ var ErrOptions = errors.New("proxy: bad options")
 // Timelines is where merged lines are read from.
 type Timelines interface {
 	Recent(limit int) []json.RawMessage
-	Find(id string) (json.RawMessage, bool)
+	Await(ctx context.Context, id string) (json.RawMessage, bool)
 }
 
 // Options of a proxy.
