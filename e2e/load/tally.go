@@ -16,6 +16,7 @@ type Summary struct {
 	OK           int64            `json:"ok"`
 	Shed         int64            `json:"shed"` // open loop: arrivals over the concurrency limit, not sent
 	Errors       map[string]int64 `json:"errors"`
+	FirstError   string           `json:"first_error,omitempty"`
 	RetryAfter   int64            `json:"retry_after"` // refused with 429 or 503 and a Retry-After header
 	DurationNS   int64            `json:"duration_ns"`
 	RequestsPerS float64          `json:"requests_per_s"` // successful ones
@@ -64,6 +65,9 @@ func (t *tally) end(r *client.Result, err error, shared int) {
 	t.s.Requests++
 	if err != nil {
 		t.s.Errors[Kind(err)]++
+		if t.s.FirstError == "" {
+			t.s.FirstError = err.Error()
+		}
 		var status *client.StatusError
 		if errors.As(err, &status) && status.RetryAfter != "" {
 			t.s.RetryAfter++

@@ -52,8 +52,8 @@ func (t *Tokenizer) check(r *api.Request, ids []int32) *api.Error {
 			return api.Invalid("prompt", "prompt[%d] is %d; this model's vocabulary has %d tokens", i, id, t.Vocab)
 		}
 	}
-	if ids == nil {
-		return nil
+	if e := r.CheckIDs(t.Vocab); e != nil || ids == nil {
+		return e
 	}
 	_, e := r.Budget(len(ids), t.ContextLen)
 	return e

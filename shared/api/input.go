@@ -127,7 +127,26 @@ func (r *Request) check(lim Limits) *Error {
 			return Invalid("stop", "a stop string must have 1 to %d bytes", maxStopLen)
 		}
 	}
+	if r.wantsTool && r.Tools == nil {
+		return Invalid("tool_choice", "tool_choice wants a tool, and there is none in tools")
+	}
+	if e := r.CheckIDs(lim.VocabSize); e != nil {
+		return e
+	}
 	return r.checkLogprobs()
+}
+
+// CheckIDs refuses token ids outside the vocabulary in what shapes the answer. 0: it is not known.
+func (r *Request) CheckIDs(vocab int) *Error {
+	if vocab <= 0 {
+		return nil
+	}
+	for id := range r.Sampling.LogitBias {
+		if int(id) >= vocab {
+			return Invalid("logit_bias", "logit_bias names token %d; this model's vocabulary has %d tokens", id, vocab)
+		}
+	}
+	return checkVocab("stop_token_ids", r.StopTokenIDs, vocab)
 }
 
 func (r *Request) checkInput(lim Limits) *Error {

@@ -147,6 +147,13 @@ func (r *Request) setBasic(key, v []byte) (bool, error) {
 		var n int64
 		n, err = decodeInt(v, math.MinInt32, math.MaxInt32)
 		r.Priority = int(n)
+	case "conversation_id":
+		var id string
+		if id, err = decodeBounded(v, maxConversationID); r.Conversation == "" {
+			r.Conversation = id
+		}
+	case "conversation_params":
+		err = r.setConversation(v)
 	case "prompt_cache_retention":
 		r.Pin, err = decodeRetention(v)
 	case "ignore_eos":
@@ -158,6 +165,27 @@ func (r *Request) setBasic(key, v []byte) (bool, error) {
 }
 
 func ptr[T any](v T) *T { return &v }
+
+// setConversation reads TensorRT-LLM's spelling, which goes before the other.
+func (r *Request) setConversation(v []byte) error {
+	fields, err := SplitObject(nil, v)
+	if err != nil {
+		return errorWant("an object with a conversation_id")
+	}
+	if e := checkDuplicates(fields); e != nil {
+		return e
+	}
+	for _, f := range fields {
+		if string(f.Key) == "conversation_id" && !isNull(f.Value) {
+			id, err := decodeBounded(f.Value, maxConversationID)
+			if err != nil {
+				return Invalid("conversation_params.conversation_id", "conversation_params.conversation_id must be %v", err)
+			}
+			r.Conversation = id
+		}
+	}
+	return nil
+}
 
 // decodeRetention reads OpenAI's prompt_cache_retention, of which they have two spellings for the usual one.
 func decodeRetention(v []byte) (pin bool, err error) {

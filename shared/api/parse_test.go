@@ -110,6 +110,13 @@ func TestParseRequestRefuses(t *testing.T) {
 		{"two biases on one token", completion(`"logit_bias":{"1":5,"1":-5}`), "logit_bias", 400},
 		{"two biases on one token, spelled apart", completion(`"logit_bias":{"1":5,"01":-5}`), "logit_bias", 400},
 		{"a bias on no token", completion(`"logit_bias":{"x":1}`), "logit_bias", 400},
+		{"a bias outside the vocabulary", completion(`"logit_bias":{"100":1}`), "logit_bias", 400},
+		{"a stop token outside the vocabulary", completion(`"stop_token_ids":[100]`), "stop_token_ids", 400},
+		{"a repetition penalty of 0", completion(`"repetition_penalty":0`), "repetition_penalty", 400},
+		{"a conversation of a wrong type", completion(`"conversation_id":5`), "conversation_id", 400},
+		{"a conversation with a long name", completion(`"conversation_id":"` + strings.Repeat("x", 513) + `"`), "conversation_id", 400},
+		{"conversation_params of a wrong type", completion(`"conversation_params":5`), "conversation_params", 400},
+		{"conversation_params with an id of a wrong type", completion(`"conversation_params":{"conversation_id":5}`), "conversation_params.conversation_id", 400},
 		{"echo", completion(`"echo":true`), "echo", 400},
 		{"best_of", completion(`"best_of":2`), "best_of", 400},
 		{"stream of a wrong type", completion(`"stream":"yes"`), "stream", 400},
@@ -129,12 +136,26 @@ func TestParseRequestRefuses(t *testing.T) {
 	}
 }
 
+func TestConversations(t *testing.T) {
+	for members, want := range map[string]string{
+		`"conversation_id":"a"`: "a", `"conversation_params":{"conversation_id":"b"}`: "b", `"conversation_id":null,"conversation_params":{}`: "",
+		`"conversation_id":"a","conversation_params":{"conversation_id":"b","x":1}`: "b", `"conversation_params":{"conversation_id":"b"},"conversation_id":"a"`: "b",
+	} {
+		r, e := ParseRequest([]byte(`{"model":"m","prompt":"p",`+members+`}`), false, Limits{Client: true})
+		if e != nil || r.Conversation != want {
+			t.Errorf("%s: %v, %+v; want %q", members, e, r, want)
+		}
+	}
+}
+
 func TestParseChatRefuses(t *testing.T) {
 	cases := []struct{ name, body, param string }{
 		{"no messages", `{"model":"m"}`, "messages"},
 		{"empty messages", `{"model":"m","messages":[]}`, "messages"},
 		{"messages as text", `{"model":"m","messages":"hi"}`, "messages"},
 		{"a message without a role", `{"model":"m","messages":[{"content":"x"}]}`, "messages[0].role"},
+		{"a tool that there is not", `{"model":"m","messages":[{"role":"user","content":"x"}],"tool_choice":"required","tools":[]}`, "tool_choice"},
+		{"a function that there is not", `{"model":"m","messages":[{"role":"user","content":"x"}],"tool_choice":{"type":"function"}}`, "tool_choice"},
 		{"a role of a wrong type", `{"model":"m","messages":[{"role":1}]}`, "messages[0].role"},
 		{"content of a wrong type", `{"model":"m","messages":[{"role":"user","content":7}]}`, "messages[0].content"},
 		{"a message that is no object", `{"model":"m","messages":["x"]}`, "messages[0]"},

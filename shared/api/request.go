@@ -33,6 +33,7 @@ const (
 	maxTopLogprobs    = 20
 	maxUserLen        = 4096
 	maxNameLen        = 512
+	maxConversationID = 512
 )
 
 // Prompt is one prompt of a completions request: a text or token ids.
@@ -73,14 +74,16 @@ type Request struct {
 	Logprobs     *int // completions: logprobs; chat: top_logprobs when logprobs is true; nil: not asked
 	User         string
 	Priority     int
-	Pin          bool // prompt_cache_retention is 24h: its KV stays cached before that of others
+	Conversation string // conversation_params.conversation_id, or else conversation_id
+	Pin          bool   // prompt_cache_retention is 24h: its KV stays cached before that of others
 
 	// Control fields: set by a router, never by its clients.
 	Disagg         *DisaggParams
 	PromptTokenIDs []int32
 	OutputTokenIDs []int32
 
-	noTools bool // tool_choice is "none"
+	noTools   bool // tool_choice is "none"
+	wantsTool bool // tool_choice is "required" or names one
 
 	Body   []byte  // as received
 	Fields []Field // members of Body, in order; alias Body

@@ -224,13 +224,13 @@ func TestParseCtxAnswer(t *testing.T) {
 	for bad, want := range map[string]string{
 		`{"choices":[]}`:                               "context answer: no choices",
 		`{"choices":null}`:                             "context answer: no choices",
-		`{"choices":[{}]`:                              "context answer: api: malformed JSON at byte 15: want a comma or '}'",
-		`{"choices":[{}]} x`:                           "context answer: api: malformed JSON at byte 17: data after the value",
-		`{"choices":[7]}`:                              "context answer: api: malformed JSON at byte 12: want an object",
+		`{"choices":[{}]`:                              "context answer: malformed JSON at byte 15: want a comma or '}'",
+		`{"choices":[{}]} x`:                           "context answer: malformed JSON at byte 17: data after the value",
+		`{"choices":[7]}`:                              "context answer: malformed JSON at byte 12: want an object",
 		`{"choices":[{"finish_reason":7}]}`:            "context answer: finish_reason: want a string",
 		`{"choices":[{"message":{"content":[]}}]}`:     "context answer: content: want a string",
 		`{"choices":[{}],"usage":{"total_tokens":-1}}`: "context answer: usage: want a usage object",
-		`[]`: "context answer: api: malformed JSON at byte 0: want an object",
+		`[]`: "context answer: malformed JSON at byte 0: want an object",
 	} {
 		if _, err := ParseCtxAnswer([]byte(bad)); err == nil || err.Error() != want {
 			t.Errorf("%s: got %v, want %s", bad, err, want)

@@ -25,8 +25,8 @@ func (r *Request) setSampling(key, v []byte) (bool, error) {
 		n, err = decodeInt(v, -1, math.MaxInt32)
 		s.TopK = int(max(n, 0))
 	case "repetition_penalty":
-		if err = setFloat(&s.RepetitionPenalty, v, 0, 100); err == nil && s.RepetitionPenalty == 0 {
-			err = errorWant("a number above 0")
+		if err = setFloat(&s.RepetitionPenalty, v, 0, 100); err != nil || s.RepetitionPenalty == 0 {
+			err = errorWant("a number above 0, to 100")
 		}
 	case "presence_penalty":
 		err = setFloat(&s.PresencePenalty, v, -2, 2)

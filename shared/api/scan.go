@@ -14,7 +14,7 @@ const (
 )
 
 // ErrSyntax is returned when bytes are no JSON of the expected kind.
-var ErrSyntax = errors.New("api: malformed JSON")
+var ErrSyntax = errors.New("malformed JSON")
 
 // Field is one member of a JSON object: the unescaped key, and the value's bytes as they were sent. Both alias the input.
 type Field struct {

@@ -8,6 +8,7 @@ func (r *Request) setShape(key, v []byte) (bool, error) {
 	switch string(key) {
 	case "tool_choice":
 		r.noTools = string(v) == `"none"`
+		r.wantsTool = v[0] == '{' || string(v) == `"required"`
 		if c := v[0]; c != '"' && c != '{' {
 			return true, errorWant(`"none", "auto", "required" or an object that names a function`)
 		}

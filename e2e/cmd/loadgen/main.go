@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"os"
 	"time"
 
@@ -40,11 +41,14 @@ type options struct {
 	Seed         uint64        `help:"Of lengths, prompts and arrivals." default:"1"`
 	Timeout      time.Duration `help:"Of one request; 0: none." default:"2m"`
 	Quiet        bool          `help:"No progress on stderr."`
-	FailOnError  bool          `help:"Exit 1 when a request failed."`
+	FailOnError  bool          `help:"Exit 1 when any request failed, not only when all did."`
 }
 
 // Run sends the load.
 func (o *options) Run(ctx context.Context, _ *slog.Logger) error {
+	if u, err := url.Parse(o.URL); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return fmt.Errorf("--url %q: want http://host:port", o.URL)
+	}
 	if o.Model == "" {
 		if err := o.firstModel(ctx); err != nil {
 			return err
@@ -77,6 +81,9 @@ func (o *options) Run(ctx context.Context, _ *slog.Logger) error {
 		return err
 	}
 	fmt.Println(string(b))
+	if sum.OK == 0 && sum.Requests > 0 {
+		return fmt.Errorf("none of %d requests went well; the first: %s", sum.Requests, sum.FirstError)
+	}
 	if o.FailOnError && sum.OK != sum.Requests {
 		return fmt.Errorf("%d of %d requests failed", sum.Requests-sum.OK, sum.Requests)
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -45,6 +46,9 @@ func (c *rowsCmd) Run(ctx context.Context) error {
 	client := &http.Client{Transport: cluster.Transport(new(http.Transport))}
 	var all []*rowFile
 	for _, u := range c.Node {
+		if p, err := url.Parse(u); err != nil || p.Host == "" || (p.Scheme != "http" && p.Scheme != "https") {
+			return fmt.Errorf("node %q: want http://host:port", u)
+		}
 		all = append(all, &rowFile{client: client, url: strings.TrimSuffix(u, "/"), dir: c.Output})
 	}
 	tick := time.NewTicker(c.Every)
@@ -110,6 +114,9 @@ func (f *rowFile) get(ctx context.Context, path string) ([]byte, error) {
 		return nil, fmt.Errorf("ask %s: %w", f.url, err)
 	}
 	defer res.Body.Close()
+	if res.StatusCode == http.StatusNotFound {
+		return nil, fmt.Errorf("ask %s%s: there is none: is this a ctxnode or gennode?", f.url, path)
+	}
 	if res.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("ask %s%s: status %d", f.url, path, res.StatusCode)
 	}
