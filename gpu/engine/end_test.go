@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -282,4 +283,22 @@ func TestTheLeaseLastsAsLongAsTheCopy(t *testing.T) {
 			t.Errorf("Read after Release: %v", err)
 		}
 	})
+}
+
+// Peers still ask while the node of an engine that has ended leaves: its pool is nobody's then.
+func TestAnEngineThatHasEndedLendsNothing(t *testing.T) {
+	r := newRig(t, Config{PrefixReuse: true}, sim.Config{})
+	r.run(request(200, 1, 4))
+	r.stop()
+	var peers sync.WaitGroup
+	for range 4 {
+		peers.Go(func() {
+			for range 50 {
+				if r.Lend(prompt(200, 1)) != nil {
+					t.Error("it lent something")
+				}
+			}
+		})
+	}
+	peers.Wait()
 }

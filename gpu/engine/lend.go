@@ -11,7 +11,9 @@ import (
 // windows lends nothing.
 func (e *Engine) Lend(tokens []int32) *Export {
 	var x *Export
-	e.query(func() {
+	done := make(chan struct{})
+	posted := e.post(func() {
+		defer close(done)
 		if len(e.windows) > 0 || e.draining.Load() {
 			return
 		}
@@ -27,6 +29,10 @@ func (e *Engine) Lend(tokens []int32) *Export {
 		e.exports[x] = struct{}{}
 		e.noteDeadline(x.deadlineNS)
 	})
+	if !posted { // the engine has ended: the pool is nobody's, and peers ask at the same time
+		return nil
+	}
+	<-done
 	return x
 }
 

@@ -24,6 +24,7 @@ type session struct {
 	cancel context.CancelCauseFunc // of the pending request; nil when there is none
 	ended  chan struct{}           // closed when deliver and the pings have ended
 	sent   chan *Offer             // deliver: the trailer is out, an acknowledgement is due
+	over   chan struct{}           // closed when the reading goroutine is done with the request
 }
 
 func (s *Server) serveConn(ctx context.Context, c net.Conn) {
@@ -31,13 +32,16 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
 	n := &session{s: s, l: newLink(c, s.o.Epoch, s.o.Timing.Handshake), name: c.RemoteAddr().String(), host: hostOf(c)}
-	if err := n.handshake(); err != nil {
+	late := time.AfterFunc(s.o.Timing.Handshake, func() { _ = c.Close() }) // in all: who sends byte by byte holds a slot no longer
+	err := n.handshake()
+	late.Stop()
+	if err != nil {
 		if ctx.Err() == nil {
 			s.o.Logger.Warn("kv connection refused", "peer", n.host, "node", n.peer.Node, "error", err)
 		}
 		return
 	}
-	err := n.loop(ctx)
+	err = n.loop(ctx)
 	unused := n.cancel == nil && errors.Is(err, os.ErrDeadlineExceeded)
 	n.drop(fmt.Errorf("%w: %w", ErrReceiverLost, err))
 	if ctx.Err() == nil && !unused && !errors.Is(err, io.EOF) {
@@ -155,11 +159,11 @@ func (n *session) begin(ctx context.Context, h Header, payload []byte) error {
 		n.cancel(nil)          // only the wait of the claim runs
 		<-n.ended
 	}
-	n.cancel, n.ended, n.sent = cancel, make(chan struct{}), make(chan *Offer, 1)
-	held, ended, sent := n.offer, n.ended, n.sent
+	n.cancel, n.ended, n.sent, n.over = cancel, make(chan struct{}), make(chan *Offer, 1), make(chan struct{})
+	held, ended, sent, over := n.offer, n.ended, n.sent, n.over
 	n.s.wg.Go(func() {
 		defer close(ended)
-		n.deliver(sub, delivery{id: h.Request, want: want, limit: limit, offer: held, stop: cancel, sent: sent})
+		n.deliver(sub, delivery{id: h.Request, want: want, limit: limit, offer: held, stop: cancel, sent: sent, over: over})
 	})
 	return nil
 }
@@ -185,11 +189,11 @@ func (n *session) fetch(ctx context.Context, h Header, payload []byte) error {
 	sub, cancel := context.WithCancelCause(ctx)
 	o.claim(cancel)
 	o.Ready(Trailer{PromptTokens: have, CachedTokens: have})
-	n.offer, n.cancel, n.ended, n.sent = o, cancel, make(chan struct{}), make(chan *Offer, 1)
-	ended, sent := n.ended, n.sent
+	n.offer, n.cancel, n.ended, n.sent, n.over = o, cancel, make(chan struct{}), make(chan *Offer, 1), make(chan struct{})
+	ended, sent, over := n.ended, n.sent, n.over
 	n.s.wg.Go(func() {
 		defer close(ended)
-		n.deliver(sub, delivery{id: h.Request, want: Want{TokenFrom: int(h.TokenFrom)}, limit: fetchLimit, offer: o, stop: cancel, sent: sent})
+		n.deliver(sub, delivery{id: h.Request, want: Want{TokenFrom: int(h.TokenFrom)}, limit: fetchLimit, offer: o, stop: cancel, sent: sent, over: over})
 	})
 	return nil
 }
@@ -240,15 +244,14 @@ func (n *session) claim(ctx context.Context, id int64) error {
 	return nil
 }
 
-// reap forgets a request that has ended with a fault.
+// reap ends a request that is pending no more.
 func (n *session) reap() {
 	if n.cancel == nil {
 		return
 	}
 	select {
-	case <-n.ended:
-		n.cancel(nil)
-		n.offer, n.cancel, n.ended, n.sent = nil, nil, nil, nil
+	case <-n.ended: // its offer may still be claimed by it, or sent and not acknowledged: nobody else would end it
+		n.drop(fmt.Errorf("%w: it asked again before it acknowledged", ErrReceiverLost))
 	default:
 	}
 }
@@ -269,14 +272,24 @@ func (n *session) acknowledge(id int64) error {
 		}
 	}
 	if o.id != id {
+		n.offer = o // drop ends it
 		return fmt.Errorf("%w: acknowledgement of %d, sent was %d", ErrFrame, id, o.id)
 	}
 	n.cancel(nil)
+	n.done()
 	<-n.ended
 	o.note(func(r *Report) { r.InstalledNS = n.s.o.Now() })
 	o.finish(nil)
 	n.offer, n.cancel, n.ended, n.sent = nil, nil, nil, nil
 	return nil
+}
+
+// done lets deliver go.
+func (n *session) done() {
+	if n.over != nil {
+		close(n.over)
+		n.over = nil
+	}
 }
 
 // drop ends what is pending: mark, let the frame in flight end, then free.
@@ -285,6 +298,7 @@ func (n *session) drop(cause error) {
 		return
 	}
 	n.cancel(cause)
+	n.done()
 	<-n.ended
 	if n.sent != nil {
 		select {
@@ -307,6 +321,7 @@ type delivery struct {
 	offer *Offer // claimed before; nil: to be taken
 	stop  context.CancelCauseFunc
 	sent  chan<- *Offer
+	over  <-chan struct{}
 }
 
 // deliver answers one request, and pings until the reading goroutine has seen its end.
@@ -343,6 +358,17 @@ func (n *session) deliver(ctx context.Context, d delivery) {
 	<-limited.Done()
 	if ctx.Err() == nil {
 		_ = n.l.conn.Close() // not acknowledged in time: the reading goroutine frees it
+		return
+	}
+	if !errors.Is(context.Cause(ctx), ErrWithdrawn) {
+		return
+	}
+	t := time.NewTimer(n.s.o.Timing.Lost)
+	defer t.Stop()
+	select { // all is out: the acknowledgement is on its way, or the receiver is given up though it is heard
+	case <-d.over:
+	case <-t.C:
+		_ = n.l.conn.Close()
 	}
 }
 

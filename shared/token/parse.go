@@ -34,7 +34,7 @@ func Parse(tokenizerJSON []byte) (*Tokenizer, error) {
 func build(f file) (*Tokenizer, error) {
 	t := &Tokenizer{}
 	var err error
-	if t.normalize, err = newNormalizer(f.Normalizer, "normalizer", 0); err != nil {
+	if t.normalize, err = newNormalizer(f.Normalizer, "normalizer", 0, new(growth)); err != nil {
 		return nil, err
 	}
 	var pre preTokenizer

@@ -237,3 +237,21 @@ func FuzzParse(f *testing.F) {
 		tok.Decode(append(ids, -1, 1<<30), false)
 	})
 }
+
+// What a hostile file makes of a text is bounded: replacements that double it, one after the other, are refused.
+func TestReplacementsMayNotGrowATextWithoutBound(t *testing.T) {
+	doubled := func(n int) string {
+		return strings.TrimSuffix(strings.Repeat(`{"type":"Replace","pattern":{"String":"a"},"content":"aa"},`, n), ",")
+	}
+	for n, good := range map[int]bool{10: true, 11: false, 26: false} {
+		for name, file := range map[string]string{
+			"normalizer": `{"normalizer":{"type":"Sequence","normalizers":[` + doubled(n) + `]},"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"decoder":{"type":"ByteLevel"},"model":{"type":"BPE","vocab":{"b":0},"merges":[]}}`,
+			"decoder":    `{"decoder":{"type":"Sequence","decoders":[` + doubled(n) + `,{"type":"ByteFallback"},{"type":"Fuse"}]},"model":{"type":"BPE","byte_fallback":true,"vocab":{"a":0},"merges":[]}}`,
+		} {
+			_, err := Parse([]byte(file))
+			if grows := err != nil && strings.Contains(err.Error(), "grow by more than 1024 times"); grows == good {
+				t.Errorf("%s of %d: %v", name, n, err)
+			}
+		}
+	}
+}

@@ -151,6 +151,7 @@ func (d *decoder) addStep(raw json.RawMessage, field string, fused *bool) error 
 	switch {
 	case j.Type == "Replace" && !d.fallback && !*fused && j.Pattern.String != nil && *j.Pattern.String != "":
 		d.replace = append(d.replace, [2]string{*j.Pattern.String, j.Content})
+		return d.grown.by(*j.Pattern.String, j.Content, field)
 	case j.Type == "ByteFallback" && !*fused:
 		d.fallback = true
 	case j.Type == "Fuse":

@@ -10,6 +10,7 @@ import (
 type decoder struct {
 	byteLevel bool
 	replace   [][2]string // literal replacements in a token, in order
+	grown     growth      // by replace
 	fallback  bool        // "<0x41>" stands for the byte 0x41
 	marker    string      // Metaspace: this character is dropped from the first token
 	strip     string      // one character, dropped at the start of the text...

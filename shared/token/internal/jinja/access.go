@@ -85,7 +85,12 @@ func runeAt(s string, n int) string {
 // bind makes a method callable by gonja.
 func (r *render) bind(name string, f func(args) (any, error)) function {
 	return func(va *exec.VarArgs) (any, error) {
-		out, err := f(newArgs(va))
+		a := newArgs(va)
+		var out any
+		err := r.weigh(a.pos...)
+		if err == nil {
+			out, err = f(a)
+		}
 		if err == nil {
 			err = r.charge(out)
 		}

@@ -31,6 +31,15 @@ func TestHostileTemplatesEndInAnError(t *testing.T) {
 		{"a join that grows", "{{ range(99999)|join('a' * 99999) }}", errTooLong},
 		{"an indent that grows", "{{ ('\\n' * 999999)|indent(999, blank=true) }}", errTooLong},
 		{"a json text that grows", "{{ [[[['a' * 999999] * 99] * 99] * 99] | tojson }}", errTooLong},
+		{"shared lists, printed", sharedLists + "{{ ns.x }}", errTooLong},
+		{"shared lists, joined", sharedLists + "{{ ns.x|join }}", errTooLong},
+		{"shared lists, compared", sharedLists + "{{ ns.x == ns.y }}", errTooLong},
+		{"shared lists, sorted", sharedLists + "{{ [ns.x, ns.y]|sort }}", errTooLong},
+		{"shared lists, sought", sharedLists + "{{ ns.x in [ns.y] }}", errTooLong},
+		{"shared lists, sought by a method", sharedLists + "{{ [ns.x].count(ns.y) }}", errTooLong},
+		{"shared lists, tested", sharedLists + "{{ ns.x is eq(ns.y) }}", errTooLong},
+		{"shared lists, once each", sharedLists + "{{ [ns.x, ns.y]|unique|list|length }}", errTooLong},
+		{"shared lists as json", sharedLists + "{{ ns.x|tojson }}", errTooLong},
 		{"brackets without end", "{{ " + strings.Repeat("(", 100_000), nil},
 		{"conditionals without end", "{{ " + strings.Repeat("1 if 0 else ", 10_000) + "2 }}", nil},
 		{"a template that is too long", strings.Repeat("x", maxSource+1), nil},
@@ -60,6 +69,9 @@ func TestHostileTemplatesEndInAnError(t *testing.T) {
 		})
 	}
 }
+
+// sharedLists makes two lists of forty that hold 2^40 elements, written out.
+const sharedLists = "{% set ns = namespace(x=['a'], y=['a']) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}"
 
 func TestDeepNestingOfStatementsRenders(t *testing.T) {
 	const depth = 2000

@@ -8,6 +8,9 @@ import (
 
 // binary is Python's meaning of an operator.
 func (r *render) binary(op string, a, b any) (any, error) {
+	if err := r.weigh(a, b); err != nil {
+		return nil, err
+	}
 	switch op {
 	case "==":
 		return equal(a, b), nil

@@ -78,8 +78,44 @@ func (r *render) charge(x any) error {
 	return nil
 }
 
+// weigh bounds a walk over all that a value holds: lists that share their elements can be exponentially larger than what was charged
+// for them.
+func (r *render) weigh(values ...any) error {
+	left := r.limits.Text
+	var walk func(x any) bool
+	walk = func(x any) bool {
+		if left--; left < 0 {
+			return false
+		}
+		switch x := x.(type) {
+		case List:
+			for _, v := range x {
+				if !walk(v) {
+					return false
+				}
+			}
+		case Dict:
+			for _, p := range x {
+				if !walk(p.Key) || !walk(p.Value) {
+					return false
+				}
+			}
+		}
+		return true
+	}
+	for _, v := range values {
+		if !walk(v) {
+			return errTooLong
+		}
+	}
+	return nil
+}
+
 // print turns a value into text for the output.
 func (r *render) print(x any) (any, error) {
+	if err := r.weigh(x); err != nil {
+		return nil, err
+	}
 	s := text(x)
 	r.printed += len(s)
 	if r.printed > r.limits.Text {
@@ -114,7 +150,15 @@ func (r *render) gonjaFilter(name string, f filter) exec.FilterFunction {
 		if in.IsError() {
 			return exec.AsValue(r.keep(errors.New(in.Error())))
 		}
-		out, err := f(r, native(in), newArgs(va))
+		x, a := native(in), newArgs(va)
+		var out any
+		err := error(nil)
+		if !strings.HasPrefix(name, internalPrefix) { // of those, who walks a whole value weighs it
+			err = r.weigh(append(a.pos, x)...)
+		}
+		if err == nil {
+			out, err = f(r, x, a)
+		}
 		if err == nil {
 			err = r.charge(out)
 		}
@@ -133,7 +177,11 @@ func (r *render) gonjaTest(name string, t test) testFunc {
 		if in.IsError() {
 			return false, r.keep(errors.New(in.Error()))
 		}
-		got, err := t(native(in), newArgs(va))
+		x, a := native(in), newArgs(va)
+		got, err := false, r.weigh(append(a.pos, x)...)
+		if err == nil {
+			got, err = t(x, a)
+		}
 		if err == nil {
 			err = r.tick()
 		}
