@@ -135,7 +135,7 @@ func (s *segment) cone(x float64) (lo, up float64) {
 
 // skew returns the possible slopes at the newest sample, widened to x.
 func (s *segment) skew(x float64) (b1, b2 float64) {
-	if s.last < s.coneUntil || !s.refresh() {
+	if s.empty() || s.last < s.coneUntil || !s.refresh() {
 		return -s.lim.rho, s.lim.rho
 	}
 	d := s.lim.eta * math.Abs(x-s.last)

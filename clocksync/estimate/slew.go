@@ -31,7 +31,7 @@ type slewTrack struct {
 
 // add takes a pair and reports whether the rate changed since the line began.
 func (s *slewTrack) add(p *ntp.Pair) bool {
-	if p == nil || p.ErrNS < 0 || p.ErrNS > maxPairErr {
+	if p == nil || !p.Sane() || p.ErrNS < 0 || p.ErrNS > maxPairErr {
 		return false
 	}
 	n := len(s.pairs)

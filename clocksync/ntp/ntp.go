@@ -32,10 +32,18 @@ func (e Exchange) Midpoint() int64 {
 // Possible says whether causality allows the stamps of clocks whose rates differ by at most rho: the two bounds are of T2
 // and T3, and while the server holds the exchange the offset moves.
 func (e Exchange) Possible(rho float64) bool {
-	if e.ErrNS < 0 || e.T4 < e.T1 || e.T3 < e.T2 {
+	if e.ErrNS < 0 || e.ErrNS > maxStamp || e.T4 < e.T1 || e.T3 < e.T2 || e.T2 < -maxStamp || e.T3 > maxStamp {
 		return false
 	}
 	return float64(e.Lower()-e.Upper()) <= rho*float64(e.T3-e.T2)
+}
+
+// maxStamp is 73 years, more than a clock that counts from a boot shows: sums and differences of stamps do not overflow.
+const maxStamp = 1 << 61
+
+// Sane says whether sums and differences with the pair do not overflow.
+func (p Pair) Sane() bool {
+	return p.AtNS >= -maxStamp && p.AtNS <= maxStamp && p.DiffNS >= -maxStamp && p.DiffNS <= maxStamp
 }
 
 // Pair is a steady clock next to CLOCK_MONOTONIC_RAW, which NTP does not slew.

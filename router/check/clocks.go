@@ -20,6 +20,10 @@ type Clocks struct {
 	routers map[string]map[direction]proof
 }
 
+// maxDirections that a router's messages have are kept: records may name nodes that there are not, and a verdict costs the square
+// of their number.
+const maxDirections = 4096
+
 // direction is from one node to another.
 type direction struct{ from, to string }
 
@@ -51,6 +55,9 @@ func (c *Clocks) Add(l *timeline.Line) (contradicted int64) {
 		}
 		d := direction{k.From, k.To}
 		p, seen := pairs[d]
+		if !seen && len(pairs) >= maxDirections {
+			return
+		}
 		ns := k.SentNS - k.ReceivedNS - k.BoundNS
 		if !seen || ns > p.ns {
 			p.ns = ns

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
 	"slices"
@@ -114,5 +115,23 @@ func TestTwoClocksWithNothingBetweenThemAndOthersAreBothSuspects(t *testing.T) {
 	vs := c.Verdicts()
 	if len(vs) != 1 || !slices.Equal(vs[0].Liars, []string{"ctx0", "gen0"}) || !strings.Contains(vs[0].String(), "one of ctx0, gen0 is wrong") {
 		t.Errorf("%v", vs)
+	}
+}
+
+// Records that name ever more nodes cost neither memory nor time without bound.
+func TestNamesWithoutNumberAreNotKept(t *testing.T) {
+	var c Clocks
+	at := func(v int64) *int64 { return &v }
+	for i := range 3 * maxDirections {
+		c.Add(&timeline.Line{Router: "r", Reference: "00000000000000aa.00000001", Style: "generation_first", Phases: []timeline.Phase{
+			{Role: phase.Disagg, Node: "r", Clock: timeline.PhaseClock{ID: "00000000000000aa.00000001", OffsetNS: at(0), BoundNS: at(0)}, Stamps: []timeline.Stamp{{Name: "gen_dispatch_ns", Ref: at(1000)}, {Name: "gen_headers_ns", Ref: at(500)}}},
+			{Role: phase.Gen, Node: fmt.Sprint("n", i), Clock: timeline.PhaseClock{ID: "00000000000000bb.00000002", OffsetNS: at(0), BoundNS: at(10)}, Stamps: []timeline.Stamp{{Name: "receive_ns", Ref: at(100)}, {Name: "headers_sent_ns", Ref: at(900)}}},
+		}})
+	}
+	if n := len(c.routers["r"]); n != maxDirections {
+		t.Errorf("%d directions are kept, want %d", n, maxDirections)
+	}
+	if v := c.Verdicts(); len(v) != 1 {
+		t.Errorf("%d verdicts", len(v))
 	}
 }

@@ -2,6 +2,8 @@ package collect
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"time"
@@ -47,7 +49,7 @@ func (b bequest) InProgress() error {
 }
 
 // bequeath makes the acknowledgements of a line that is written for the router whose token is given; "": for this one. Steps
-// stay in the line: a message holds no more than a megabyte, and an amendment of a line that was read back has none either.
+// stay in the line: a message holds no more than a megabyte.
 func (c *Collector) bequeath(token string, l *timeline.Line, acks []ack) []ack {
 	if token == "" {
 		return acks
@@ -58,7 +60,16 @@ func (c *Collector) bequeath(token string, l *timeline.Line, acks []ack) []ack {
 		p.Steps = nil
 		short.Phases[i] = p
 	}
-	return []ack{bequest{to: c.bequests, key: token + "." + bus.Token(l.RequestID), line: timeline.Append(nil, &short), acks: acks}}
+	return []ack{bequest{to: c.bequests, key: token + "." + keyOf(l.RequestID), line: timeline.Append(nil, &short), acks: acks}}
+}
+
+// keyOf is the key of a request: NATS cuts the connection at a subject of some thousand bytes.
+func keyOf(id string) string {
+	if t := bus.Token(id); len(t) <= 512 {
+		return t
+	}
+	sum := sha256.Sum256([]byte(id))
+	return "sha256-" + hex.EncodeToString(sum[:])
 }
 
 const (

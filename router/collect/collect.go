@@ -172,12 +172,16 @@ func setDefaults(o *Options) {
 
 func (c *Collector) fileOptions(suffix string) jsonl.Options {
 	return jsonl.Options{
-		Dir: c.o.Dir, Prefix: filePrefix, Suffix: suffix, MaxBytes: c.o.MaxBytes, MaxTotal: c.o.MaxTotal, Sync: c.o.Sync, Logger: c.log,
+		Dir: c.o.Dir, Prefix: filePrefix, Suffix: suffix, MaxBytes: c.o.MaxBytes, MaxLines: maxLines, MaxTotal: c.o.MaxTotal, Sync: c.o.Sync, Logger: c.log,
 		Beside: []string{traces.IndexSuffix}, Closed: c.fileClosed,
 	}
 }
 
 const filePrefix = "timeline"
+
+// maxLines of a file: while it is written its lines are found by the index in memory, two ids a line, and so are those of the file
+// before it, which is being sealed.
+const maxLines = indexIDs / 4
 
 // Begin announces a request that this router works on: its records wait for the router's own, however long it takes.
 func (c *Collector) Begin(requestID string) {

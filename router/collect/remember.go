@@ -21,8 +21,8 @@ func (c *Collector) remember() error {
 		size int64
 		mod  int64
 	}
-	var files []file
-	for _, suffix := range []string{".jsonl", ".amend.ndjson"} {
+	for _, suffix := range []string{".jsonl", ".amend.ndjson"} { // an amendment is newer than its line, whichever file was written last
+		var files []file
 		names, err := jsonl.Files(c.o.Dir, filePrefix, suffix)
 		if err != nil {
 			return err
@@ -32,20 +32,20 @@ func (c *Collector) remember() error {
 				files = append(files, file{n, info.Size(), info.ModTime().UnixNano()})
 			}
 		}
-	}
-	slices.SortFunc(files, func(a, b file) int { return cmp.Compare(b.mod, a.mod) })
-	total := int64(0)
-	keep := 0
-	for keep < len(files) && total < rememberBytes {
-		total += files[keep].size
-		keep++
-	}
-	for _, f := range slices.Backward(files[:keep]) {
-		from := max(0, f.size-rememberBytes)
-		if strings.HasSuffix(f.path, jsonl.Packed) {
-			from = 0 // the size of its text is not known
+		slices.SortFunc(files, func(a, b file) int { return cmp.Compare(b.mod, a.mod) })
+		total := int64(0)
+		keep := 0
+		for keep < len(files) && total < rememberBytes {
+			total += files[keep].size
+			keep++
 		}
-		c.rememberFile(f.path, from)
+		for _, f := range slices.Backward(files[:keep]) {
+			from := max(0, f.size-rememberBytes)
+			if strings.HasSuffix(f.path, jsonl.Packed) {
+				from = 0 // the size of its text is not known
+			}
+			c.rememberFile(f.path, from)
+		}
 	}
 	return nil
 }

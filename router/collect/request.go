@@ -22,8 +22,8 @@ type request struct {
 
 // stepParts gathers the step messages of one record.
 type stepParts struct {
-	parts []*infer.Steps // by number
-	have  int
+	of    int                  // parts, as their headers say
+	parts map[int]*infer.Steps // by number: what a header claims costs nothing
 }
 
 // router says whether the router's own record is there.
@@ -61,13 +61,12 @@ func (r *request) addSteps(k timeline.Key, h phase.StepsHeader, s *infer.Steps) 
 		r.steps = map[timeline.Key]*stepParts{}
 	}
 	sp := r.steps[k]
-	if sp == nil || len(sp.parts) != h.Parts {
-		sp = &stepParts{parts: make([]*infer.Steps, min(h.Parts, maxStepParts))}
+	if sp == nil || sp.of != h.Parts {
+		sp = &stepParts{of: h.Parts, parts: map[int]*infer.Steps{}}
 		r.steps[k] = sp
 	}
-	if h.Part < len(sp.parts) && sp.parts[h.Part] == nil {
+	if h.Part < min(h.Parts, maxStepParts) && sp.parts[h.Part] == nil {
 		sp.parts[h.Part] = s
-		sp.have++
 	}
 }
 
@@ -82,12 +81,12 @@ func (r *request) joinSteps() (joined bool) {
 			continue
 		}
 		sp := r.steps[timeline.KeyOf(p.Record)]
-		if sp == nil || sp.have < p.Record.StepMessages || sp.have != len(sp.parts) {
+		if sp == nil || len(sp.parts) < p.Record.StepMessages || len(sp.parts) != sp.of {
 			continue
 		}
 		all := new(infer.Steps)
-		for _, s := range sp.parts {
-			all.Join(s)
+		for i := range sp.of {
+			all.Join(sp.parts[i])
 		}
 		p.Steps, joined = all, true
 	}

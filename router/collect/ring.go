@@ -80,7 +80,7 @@ func (g *ring) remembered(l *timeline.Line) *writtenLine {
 		for i := range l.Phases {
 			p := &l.Phases[i]
 			w.keys = append(w.keys, keptKey(timeline.Key{Role: p.Role, Node: p.Node, Sub: p.Sub, Attempt: p.Attempt}))
-			w.rest.parts = append(w.rest.parts, timeline.Part{Record: l.Record(p)})
+			w.rest.parts = append(w.rest.parts, l.Part(p))
 		}
 	}
 	g.put(w.id, w)

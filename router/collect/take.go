@@ -1,11 +1,13 @@
 package collect
 
 import (
+	"cmp"
 	"errors"
 	"time"
 
 	"meridian.internal/router/jsonl"
 	"meridian.internal/router/timeline"
+	"meridian.internal/shared/phase"
 )
 
 // take adds one message to its request, and writes the line if it was the last that was missing.
@@ -158,6 +160,10 @@ func (c *Collector) write(r *request) {
 func (c *Collector) late(w *writtenLine, m message, key timeline.Key) {
 	if w == nil {
 		c.metrics.duplicates.Inc()
+		if m.adopted != "" { // its router may not have been told yet
+			c.unacked = append(c.unacked, c.retell(&writtenLine{id: cmp.Or(m.header.RequestID, recordID(m.rec)), adopted: m.adopted}, m.ack)...)
+			return
+		}
 		c.unacked = append(c.unacked, m.ack) // its line may still be in memory
 		return
 	}
@@ -170,7 +176,7 @@ func (c *Collector) late(w *writtenLine, m message, key timeline.Key) {
 		case m.ack == nil:
 		case w.waits:
 			w.rest.acks = append(w.rest.acks, m.ack)
-		case w.adopted != "" && !w.told:
+		case w.adopted != "": // told or not: what tells comes before the acknowledgement
 			c.unacked = append(c.unacked, c.retell(w, m.ack)...)
 		default:
 			c.unacked = append(c.unacked, m.ack) // its line may still be in memory
@@ -191,6 +197,13 @@ func (c *Collector) late(w *writtenLine, m message, key timeline.Key) {
 		return // its record, or another part of its steps, is to come
 	}
 	c.writeAmendment(w)
+}
+
+func recordID(r *phase.Record) string {
+	if r == nil {
+		return ""
+	}
+	return r.RequestID
 }
 
 // retell makes the acknowledgement of a copy whose line is on disk, though the router that is gone may not have been told of it: the

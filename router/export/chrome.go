@@ -3,6 +3,7 @@ package export
 import (
 	"bufio"
 	"hash/fnv"
+	"strconv"
 	"strings"
 
 	"meridian.internal/router/timeline"
@@ -57,18 +58,17 @@ func micros(w *jsonline.Writer, key string, ns int64) {
 
 // appendFixed writes v / 10^digits with all its digits.
 func appendFixed(b []byte, v int64, digits int) []byte {
+	u := uint64(v)
 	if v < 0 {
-		b, v = append(b, '-'), -v
+		b, u = append(b, '-'), -u // the least of all has no opposite
 	}
-	pow := int64(1)
+	pow := uint64(1)
 	for range digits {
 		pow *= 10
 	}
-	var w jsonline.Writer
-	w.ItemInt(v / pow)
-	b = append(append(b, w.B...), '.')
+	b = append(strconv.AppendUint(b, u/pow, 10), '.')
 	for p := pow / 10; p > 0; p /= 10 {
-		b = append(b, byte('0'+v/p%10))
+		b = append(b, byte('0'+u/p%10))
 	}
 	return b
 }

@@ -99,8 +99,9 @@ func number(w *jsonline.Writer, key string, v int64) {
 }
 
 func times(w *jsonline.Writer, from, dur int64) {
+	from = max(0, from) // fixed64: a collector refuses the whole request for one that is negative
 	w.Str("startTimeUnixNano", strconv.FormatInt(from, 10))
-	w.Str("endTimeUnixNano", strconv.FormatInt(from+max(0, dur), 10))
+	w.Str("endTimeUnixNano", strconv.FormatUint(uint64(from)+uint64(max(0, dur)), 10))
 }
 
 func rootSpan(w *jsonline.Writer, l *timeline.Line, trace, id, parent string) {

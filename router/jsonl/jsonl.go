@@ -27,6 +27,7 @@ type Options struct {
 	Prefix    string            // file names: PREFIX-host-pid-start-part SUFFIX
 	Suffix    string            // ".jsonl"
 	MaxBytes  int64             // a file is not grown beyond; 0: 256 MiB
+	MaxLines  int               // nor has more lines; 0: no limit
 	MaxAge    time.Duration     // nor older than; 0: 24 h
 	MaxTotal  int64             // bytes of all files of this kind in the folder; the oldest are removed. 0: no limit
 	Beside    []string          // endings of files that belong to one of lines and go with it
@@ -53,6 +54,7 @@ type Writer struct {
 	path  string
 	since time.Time
 	size  int64 // bytes of the file on disk
+	lines int   // of the file, with those that wait
 	buf   []byte
 	sync  func(*os.File) error
 }
@@ -108,13 +110,15 @@ func (w *Writer) Append(line []byte) (Location, error) {
 	}
 	at := Location{Path: w.path, Offset: w.size + int64(len(w.buf)), Len: len(line)}
 	w.buf = append(append(w.buf, line...), '\n')
+	w.lines++
 	return at, nil
 }
 
 // rotate makes sure that there is a file with room for n more bytes.
 func (w *Writer) rotate(n int) error {
 	w.leaveRemoved()
-	if w.f != nil && w.size+int64(len(w.buf)+n) <= w.o.MaxBytes && w.o.Now().Sub(w.since) < w.o.MaxAge {
+	if w.f != nil && w.size+int64(len(w.buf)+n) <= w.o.MaxBytes && w.o.Now().Sub(w.since) < w.o.MaxAge &&
+		(w.o.MaxLines == 0 || w.lines < w.o.MaxLines) {
 		return nil
 	}
 	if w.f != nil {
@@ -144,7 +148,7 @@ func (w *Writer) rotate(n int) error {
 		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
 			w.o.Logger.Warn("file of lines cannot be locked", "file", path, "error", err)
 		}
-		w.f, w.path, w.size, w.since = f, path, 0, w.o.Now()
+		w.f, w.path, w.size, w.lines, w.since = f, path, 0, 0, w.o.Now()
 		return w.syncFolder()
 	}
 }
@@ -224,7 +228,7 @@ func (w *Writer) closeFile() {
 
 // Repair cuts the torn last line off every file of PREFIX*SUFFIX in dir that no living process writes.
 func Repair(dir, prefix, suffix string, log *slog.Logger) error {
-	names, err := filepath.Glob(filepath.Join(dir, prefix+"-*"+suffix))
+	names, err := Glob(dir, prefix+"-*"+suffix)
 	if err != nil {
 		return fmt.Errorf("list %s files: %w", prefix, err)
 	}

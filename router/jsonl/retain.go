@@ -1,23 +1,25 @@
 package jsonl
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
 
-// Files lists PREFIX-*SUFFIX of a folder by name, compressed ones too. A file that is there in both forms, because it is
+// Files lists PREFIX-*SUFFIX of a folder from the oldest on, compressed ones too. A file that is there in both forms, because it is
 // being compressed, is listed once.
 func Files(dir, prefix, suffix string) ([]string, error) {
-	plain, err := filepath.Glob(filepath.Join(dir, prefix+"-*"+suffix))
+	plain, err := Glob(dir, prefix+"-*"+suffix)
 	if err != nil {
 		return nil, fmt.Errorf("list %s files in %s: %w", prefix, dir, err)
 	}
-	packed, err := filepath.Glob(filepath.Join(dir, prefix+"-*"+suffix+Packed))
+	packed, err := Glob(dir, prefix+"-*"+suffix+Packed)
 	if err != nil {
 		return nil, fmt.Errorf("list %s files in %s: %w", prefix, dir, err)
 	}
@@ -26,8 +28,38 @@ func Files(dir, prefix, suffix string) ([]string, error) {
 			plain = append(plain, p)
 		}
 	}
-	slices.Sort(plain)
+	slices.SortFunc(plain, func(a, b string) int {
+		return cmp.Or(cmp.Compare(begun(a, prefix), begun(b, prefix)), cmp.Compare(a, b))
+	})
 	return plain, nil
+}
+
+// Glob lists the files of a folder whose names have a pattern, sorted. The folder's own name is none; one that is not there has no
+// files.
+func Glob(dir, pattern string) (files []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	for _, e := range entries {
+		ok, bad := filepath.Match(pattern, e.Name())
+		if bad != nil {
+			return nil, bad
+		}
+		if ok {
+			files = append(files, filepath.Join(dir, e.Name()))
+		}
+	}
+	return files, err
+}
+
+// begun is the start and the part in the name of a file: the numbers of processes before them say nothing of age.
+func begun(name, prefix string) string {
+	f := strings.Split(strings.TrimPrefix(filepath.Base(name), prefix+"-"), "-")
+	if len(f) < 4 {
+		return ""
+	}
+	return f[len(f)-2] + "-" + f[len(f)-1]
 }
 
 // retain removes the oldest files of this kind until those that stay, and the one that is about to be written, fit into

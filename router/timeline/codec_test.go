@@ -164,7 +164,7 @@ func TestALateRecordCompletesALineThatWasReadBack(t *testing.T) {
 	}
 	var back []Part
 	for i := range early.Phases {
-		back = append(back, Part{Record: early.Record(&early.Phases[i])})
+		back = append(back, early.Part(&early.Phases[i]))
 	}
 	late := Merge(append(back, ps[2]), clocks())
 	if !late.Complete || len(late.Attempts) != len(want.Attempts) {
@@ -184,7 +184,7 @@ func TestChunksComeBackAsTheNodeMeasuredThem(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := l.Record(&l.Phases[1]).Chunks, ps[1].Record.Chunks; !reflect.DeepEqual(got, want) {
+		if got, want := l.Part(&l.Phases[1]).Record.Chunks, ps[1].Record.Chunks; !reflect.DeepEqual(got, want) {
 			t.Errorf("%s clocks: %+v, want %+v", name, got, want)
 		}
 	}

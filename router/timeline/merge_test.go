@@ -463,7 +463,7 @@ func TestASeamSplitsDecode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := back.Record(&back.Phases[0]); !slices.Equal(r.Resumes, rs[0].Resumes) {
+	if r := back.Part(&back.Phases[0]).Record; !slices.Equal(r.Resumes, rs[0].Resumes) {
 		t.Errorf("resumes %+v come back as %+v", rs[0].Resumes, r.Resumes)
 	}
 }

@@ -277,7 +277,7 @@ func (l *Line) restore() error {
 		for _, list := range [...][]Stamp{p.Stamps, p.Transfer} {
 			for j := range list {
 				s := &list[j]
-				if s.Raw != unread {
+				if s.Raw != unread || s.Ref == nil { // without a converted stamp it is the raw one itself
 					continue
 				}
 				if p.Clock.OffsetNS == nil {

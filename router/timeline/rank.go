@@ -113,8 +113,9 @@ func (s *source) same() int64 {
 	return s.rank.BoundNS
 }
 
-// restore gives the record of a phase its rank's clock back, so that it is brought onto the node's again as it was.
-func (k *RankClock) restore(r *phase.Record) {
+// restore gives the record of a phase its rank's clock back, and its steps if it has any, so that all is brought onto the node's
+// again as it was.
+func (k *RankClock) restore(r *phase.Record, s *infer.Steps) {
 	c := phase.Clock{ID: k.ID, Kind: "rank"}
 	if k.State != stateNone {
 		c.Estimate = &clock.Estimate{
@@ -134,6 +135,14 @@ func (k *RankClock) restore(r *phase.Record) {
 		h.ForwardStartNS, h.ForwardEndNS, h.SampleEndNS = h.ForwardStartNS-k.OffsetNS, h.ForwardEndNS-k.OffsetNS, h.SampleEndNS-k.OffsetNS
 		for j := range h.StageNS {
 			h.StageNS[j] -= k.OffsetNS
+		}
+	}
+	if s == nil {
+		return
+	}
+	for _, list := range append([][]int64{s.ForwardStartNS, s.ForwardEndNS, s.SampleEndNS, s.TokenNS}, s.StageNS...) {
+		for i := range list {
+			list[i] -= k.OffsetNS
 		}
 	}
 }

@@ -74,7 +74,7 @@ func TestWhatARankStampsIsPlacedByItsOwnClock(t *testing.T) {
 	}
 	var again []Part
 	for i := range back.Phases {
-		again = append(again, Part{Record: back.Record(&back.Phases[i])})
+		again = append(again, back.Part(&back.Phases[i]))
 	}
 	if got := again[1].Record; *got.Stamps.FirstTokenNS != before || !reflect.DeepEqual(got.Chunks, rs[1].Chunks) {
 		t.Errorf("the record came back with the first token at %d, was %d", *got.Stamps.FirstTokenNS, before)

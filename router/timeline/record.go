@@ -8,15 +8,15 @@ import (
 	"meridian.internal/shared/phase"
 )
 
-// Record turns a phase of l back into the record that it came from, as far as the line kept it: a record that comes late
-// is merged with those that are already written.
-func (l *Line) Record(p *Phase) *phase.Record {
+// Part turns a phase of l back into the record and the steps that it came from, as far as the line kept them: a record that
+// comes late is merged with those that are already written.
+func (l *Line) Part(p *Phase) Part {
 	r := &phase.Record{
 		Schema: phase.Schema, Role: p.Role, Node: p.Node, Instance: p.Clock.ID, Router: l.Router, RequestID: l.RequestID,
 		ClientRequestID: l.ClientRequestID, DisaggRequestID: p.Disagg, Sub: p.Sub, Attempt: p.Attempt, Traceparent: l.Traceparent,
 		Style: l.Style, Model: l.Model, Streamed: l.Streamed, Outcome: l.Outcome, FinishReason: l.FinishReason, Tokens: p.Tokens,
 		Clocks: []phase.Clock{{ID: p.Clock.ID, Kind: "mono"}}, PushedOffsetNS: p.PushedNS, KV: p.KV, Iters: p.Iters, DPRank: p.DPRank,
-		Preemptions: p.Preemptions, PreemptedNS: p.PreemptedNS, EnergyJ: p.EnergyJ,
+		StepMessages: p.StepMessages, Preemptions: p.Preemptions, PreemptedNS: p.PreemptedNS, EnergyJ: p.EnergyJ,
 	}
 	if p.Role == phase.Disagg {
 		r.Decision, r.Error, r.Legs = l.Decision, l.Error, l.legs()
@@ -41,10 +41,11 @@ func (l *Line) Record(p *Phase) *phase.Record {
 		r.Transfer = l.transfer(p)
 	}
 	r.Chunks = l.chunks(p)
+	steps := l.steps(p)
 	if p.Rank != nil {
-		p.Rank.restore(r)
+		p.Rank.restore(r, steps)
 	}
-	return r
+	return Part{Record: r, Steps: steps}
 }
 
 // legs are those that the router's record listed: what was given before them is told nowhere else.
@@ -132,6 +133,53 @@ func (l *Line) chunks(p *Phase) []infer.Chunk {
 	}
 	if len(out) == 0 {
 		return nil
+	}
+	return out
+}
+
+// steps come back on the phase's own clock; nil where the line has none, or has them in part.
+func (l *Line) steps(p *Phase) *infer.Steps {
+	c := p.Steps
+	if c == nil {
+		return nil
+	}
+	n, whole := len(c.Column("iter")), true
+	back := converter{&p.Clock, l.StartNS}
+	plain := func(name string) []int64 {
+		v := c.Column(name)
+		whole = whole && len(v) == n
+		return v
+	}
+	raw := func(name string) []int64 {
+		v := slices.Clone(plain(name))
+		if p.Clock.OffsetNS != nil {
+			for i := range v {
+				v[i] = back.raw(v[i])
+			}
+		}
+		return v
+	}
+	s := &infer.Steps{
+		Step: narrow(plain("step")), Iter: slices.Clone(plain("iter")), KVTokens: narrow(plain("kv_tokens")), BatchSize: narrow(plain("batch_size")),
+		ForwardStartNS: raw("forward_start_ns"), ForwardEndNS: raw("forward_end_ns"), SampleEndNS: raw("sample_end_ns"), TokenNS: raw("token_ns"),
+		Truncated: p.Truncated,
+	}
+	if c.Column("tokens") != nil {
+		s.Tokens = narrow(plain("tokens"))
+	}
+	for cut := range 2 * (len(c.Stages()) - 1) {
+		s.StageNS = append(s.StageNS, raw(cutName(cut)))
+	}
+	if !whole {
+		return nil
+	}
+	return s
+}
+
+func narrow(in []int64) []int32 {
+	out := make([]int32, len(in))
+	for i, v := range in {
+		out[i] = int32(v)
 	}
 	return out
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"time"
 
 	"meridian.internal/router/jsonl"
@@ -41,7 +40,7 @@ type follower struct {
 
 // look reads what is new; without f it only remembers where the files end.
 func (w *follower) look(f func(*timeline.Line) error) error {
-	names, err := filepath.Glob(filepath.Join(w.dir, "timeline-*"+lineSuffix))
+	names, err := jsonl.Glob(w.dir, "timeline-*"+lineSuffix)
 	if err != nil {
 		return fmt.Errorf("list %s: %w", w.dir, err)
 	}

@@ -69,7 +69,7 @@ func indexed(path string) error {
 
 // SealRest seals what processes that are gone left behind in a folder, and removes what a killed Seal left.
 func SealRest(dir string, compress bool) (err error) {
-	left, globErr := filepath.Glob(filepath.Join(dir, filePrefix+"-*"+jsonl.Packed+".tmp"))
+	left, globErr := jsonl.Glob(dir, filePrefix+"-*"+jsonl.Packed+".tmp")
 	err = errors.Join(err, globErr)
 	for _, n := range left {
 		if jsonl.Unused(n) {

@@ -162,3 +162,28 @@ func TestFollowSeesWhatIsAppendedAndNothingElse(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// The age of a file is that of its start: the number of the process, which comes before it in the name, says nothing.
+func TestTheNewerFileWins(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run[1]") // a folder's name is no pattern
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, "timeline-h-9-20260101T000000Z-00000.jsonl", line("b", "c", false, false))
+	write(t, dir, "timeline-h-9-20260101T000000Z-00000.amend.ndjson", line("b", "c", false, true))
+	write(t, dir, "timeline-h-10-20260102T000000Z-00000.amend.ndjson", line("b", "c", true, true))
+	write(t, dir, "timeline-h-10-20260102T000000Z-00000.jsonl", line("new", "c", true, false))
+	if got, _ := read(t, dir); !slices.Equal(got, []string{"b true", "new true"}) {
+		t.Errorf("read %q", got)
+	}
+	s, err := Open([]string{dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l, err := s.Find(t.Context(), "b"); err != nil || !l.Complete {
+		t.Errorf("the older amendment is found: %+v, %v", l, err)
+	}
+	if l, err := s.Find(t.Context(), "c"); err != nil || l.RequestID != "new" {
+		t.Errorf("the older request of a client's id is found: %+v, %v", l, err)
+	}
+}

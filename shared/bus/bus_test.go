@@ -518,3 +518,30 @@ func (f firstFields) Handle(_ context.Context, r slog.Record) error {
 	})
 	return nil
 }
+
+// A record that no subject can carry is refused, and holds up no other; so is one that an earlier version left in the spool.
+func TestALongSubjectHoldsUpNobody(t *testing.T) {
+	e := startServer(t, "127.0.0.1:0", t.TempDir())
+	p, err := NewPublisher(connect(t, e.URL()), PublisherOptions{SpoolDir: t.TempDir(), Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := aRecord("bad")
+	bad.Router = strings.Repeat("é", 3000)
+	if err := p.Publish(bad); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("a router's name of 6000 bytes: %v", err)
+	}
+	p.emitted.Add(1) // by the earlier version
+	if !p.sendAll(t.Context(), []entry{{subject: strings.Repeat("x", maxSubject+1)}}) || p.dropped.Load() != 2 {
+		t.Errorf("%d dropped, want both", p.dropped.Load())
+	}
+	if err := p.Publish(aRecord("good")); err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := p.Flush(ctx); err != nil || p.stored.Load() != 1 {
+		t.Errorf("%v, %d stored", err, p.stored.Load())
+	}
+	p.Close(ctx)
+}

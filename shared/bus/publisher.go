@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -258,6 +259,9 @@ func (p *Publisher) sendSome(ctx context.Context, r *spoolReader) (bool, error) 
 // sendAll retries until all entries are acknowledged; false: ctx ended first.
 func (p *Publisher) sendAll(ctx context.Context, entries []entry) bool {
 	told := false
+	whole := len(entries)
+	entries = slices.DeleteFunc(entries, func(e entry) bool { return len(e.subject) > maxSubject }) // of an earlier version
+	p.dropped.Add(int64(whole - len(entries)))
 	for len(entries) > 0 {
 		part := entries[:min(len(entries), maxOldSend)]
 		for wait := retryFirst; ; wait = min(2*wait, retryMax) {

@@ -30,6 +30,7 @@ const (
 	defaultSpoolMax = 256 << 20
 	maxEntry        = maxMessage
 	maxData         = maxMessage - 1024 // of a message; the rest is for its headers
+	maxSubject      = 2048              // NATS cuts the connection at a line of 4096
 	frameHeader     = 8                 // u32 payload length, u32 CRC-32C of the payload
 )
 
@@ -217,6 +218,9 @@ func (s *spool) append(entries ...entry) (from, to position, err error) {
 	}
 	s.buf = s.buf[:0]
 	for _, e := range entries {
+		if len(e.subject) > maxSubject {
+			return from, to, fmt.Errorf("%w: a subject of %d bytes, at most %d", ErrTooLarge, len(e.subject), maxSubject)
+		}
 		if len(e.data) > maxData {
 			return from, to, fmt.Errorf("%w: %d bytes for %s, of at most %d", ErrTooLarge, len(e.data), e.subject, maxData)
 		}

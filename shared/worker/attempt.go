@@ -36,6 +36,12 @@ func readOrigin(h http.Header, receivedNS int64, mint func() string) (origin, *a
 		clientID: h.Get(api.HeaderRequestID), traceparent: h.Get(api.HeaderTraceparent),
 		probe: h.Get(api.HeaderProbe) == "1", metrics: h.Get(api.HeaderReturnMetrics) == "1",
 	}
+	for _, n := range []struct{ header, v string }{{api.HeaderRouter, o.router}, {api.HeaderRouterRequest, o.requestID}} {
+		if len(n.v) > maxOriginName {
+			o.router, o.requestID = noRouter, mint() // the record of the refusal is a record too
+			return o, api.Invalid(n.header, "header %s: %d bytes, at most %d", n.header, len(n.v), maxOriginName)
+		}
+	}
 	if o.router == "" {
 		o.router = noRouter
 	}
@@ -64,6 +70,9 @@ func readOrigin(h http.Header, receivedNS int64, mint func() string) (origin, *a
 	o.limit, o.kvWait = time.Duration(ms)*time.Millisecond, time.Duration(waitMS)*time.Millisecond
 	return o, nil
 }
+
+// maxOriginName bounds names that become a part of a subject: NATS cuts the connection at one of some thousand bytes.
+const maxOriginName = 128
 
 // noRouter is the router of a direct request.
 const noRouter = "none"

@@ -406,3 +406,14 @@ func TestARequestThatIsCutSaysWhy(t *testing.T) {
 		}
 	}
 }
+
+// Names of a router's headers become parts of a subject: one that is too long is refused before it is in a record.
+func TestLongNamesOfARouterAreRefused(t *testing.T) {
+	f := newFake(t)
+	for _, header := range []string{api.HeaderRouter, api.HeaderRouterRequest} {
+		status, body := f.post(t, "/v1/completions", `{"model":"tiny","prompt":[5],"max_tokens":1}`, header, strings.Repeat("x", maxOriginName+1))
+		if status != 400 || !strings.Contains(body, header) {
+			t.Errorf("%s: %d %s", header, status, body)
+		}
+	}
+}

@@ -31,7 +31,7 @@ func (d *daemon) ended(line *timeline.Line) {
 	d.feed.Add(line)
 	d.pool.Learn(line)
 	d.clocks.Line(line)
-	if d.live != nil {
+	if d.live != nil && !line.Amends { // a collector has its tree already
 		d.live.Add(line)
 	}
 }

@@ -117,7 +117,7 @@ func (c *showCmd) find(ctx context.Context, s *traces.Set) (found *timeline.Line
 		return s.Find(ctx, c.ID)
 	}
 	err = s.Each(ctx, true, func(l *timeline.Line, _ traces.Position) error {
-		later := found == nil || l.StartNS >= found.StartNS
+		later := found == nil || startOf(l) >= startOf(found)
 		if c.ID == "slowest" {
 			later = l.TTFTNS != nil && (found == nil || found.TTFTNS == nil || *l.TTFTNS > *found.TTFTNS)
 		}
@@ -127,6 +127,14 @@ func (c *showCmd) find(ctx context.Context, s *traces.Set) (found *timeline.Line
 		return nil
 	})
 	return found, err
+}
+
+// startOf is when a request began: in UTC where that is known, since clocks of routers begin anew with each boot.
+func startOf(l *timeline.Line) int64 {
+	if l.WallNS != 0 {
+		return l.WallNS
+	}
+	return l.StartNS
 }
 
 type summaryCmd struct {

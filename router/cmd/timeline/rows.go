@@ -259,7 +259,7 @@ func rowFiles(args []string) (found, others []string, err error) {
 		if err == nil && !info.IsDir() {
 			dir = filepath.Dir(a)
 		}
-		names, err := filepath.Glob(filepath.Join(dir, "*"+rowlog.Suffix))
+		names, err := jsonl.Glob(dir, "*"+rowlog.Suffix)
 		if err != nil {
 			return nil, nil, fmt.Errorf("list %s: %w", dir, err)
 		}

@@ -130,7 +130,7 @@ func BenchmarkLongRequest(b *testing.B) {
 	}
 	var parts []timeline.Part
 	for i := range l.Phases {
-		p := timeline.Part{Record: l.Record(&l.Phases[i])}
+		p := l.Part(&l.Phases[i])
 		if l.Phases[i].Role == phase.Gen {
 			p.Steps = longSteps(*p.Record.Stamps.FirstTokenNS)
 			p.Record.StepMessages = 1
