@@ -59,7 +59,10 @@ func newPusher(log *slog.Logger, show func(*http.Transport) http.RoundTripper) *
 	}
 	return &pusher{
 		log: log, poke: make(chan struct{}, 1), targets: map[string]*target{},
-		client: &http.Client{Timeout: pushLimit, Transport: rt},
+		client: &http.Client{
+			Timeout: pushLimit, Transport: rt,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // a node does not choose whom this process tells
+		},
 	}
 }
 

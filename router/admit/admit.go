@@ -55,7 +55,14 @@ type Queue struct {
 	waiting int
 	flows   []*flow // with something waiting
 	virtual map[int]float64
+	served  map[turn]float64 // start tags of those that have nothing waiting, where they are ahead of virtual
 	drain   drain
+}
+
+// turn names a flow.
+type turn struct {
+	principal string
+	priority  int
 }
 
 // Arrive takes a request: it runs at once, waits, or is refused with ErrFull or ErrLate. evicted had to leave for it.
@@ -91,7 +98,7 @@ func (q *Queue) start(t *Ticket) {
 func (q *Queue) enqueue(t *Ticket) {
 	i := slices.IndexFunc(q.flows, func(f *flow) bool { return f.principal == t.Principal && f.priority == t.Priority })
 	if i < 0 {
-		q.flows = append(q.flows, &flow{principal: t.Principal, priority: t.Priority, virtual: q.virtual[t.Priority]})
+		q.flows = append(q.flows, &flow{principal: t.Principal, priority: t.Priority, virtual: max(q.virtual[t.Priority], q.served[turn{t.Principal, t.Priority}])})
 		i = len(q.flows) - 1
 	}
 	t.flow = q.flows[i]
@@ -106,16 +113,16 @@ func (q *Queue) victim(a Ask) *Ticket {
 	own := 0
 	for _, f := range q.flows {
 		if f.priority == a.Priority && f.principal == a.Principal {
-			own = len(f.waiting)
+			own = f.weight()
 		}
 		if f.priority > a.Priority {
 			continue
 		}
-		if worst == nil || f.priority < worst.priority || f.priority == worst.priority && len(f.waiting) > len(worst.waiting) {
+		if worst == nil || f.priority < worst.priority || f.priority == worst.priority && f.weight() > worst.weight() {
 			worst = f
 		}
 	}
-	if worst == nil || worst.priority == a.Priority && len(worst.waiting) <= own+1 {
+	if worst == nil || worst.priority == a.Priority && worst.weight() <= own+a.Weight {
 		return nil
 	}
 	last := worst.waiting[len(worst.waiting)-1]
@@ -134,9 +141,34 @@ func (q *Queue) drop(t *Ticket) {
 	if len(f.waiting) == 0 {
 		q.flows = slices.DeleteFunc(q.flows, func(x *flow) bool { return x == f })
 		if len(q.flows) == 0 {
-			q.virtual = nil // nobody competes any more
+			q.virtual, q.served = nil, nil // nobody competes any more
+			return
+		}
+		q.remember(f)
+	}
+}
+
+// remember keeps the tag of a flow that has nothing waiting: one that comes back at once has no more turns for it.
+func (q *Queue) remember(f *flow) {
+	for k, v := range q.served {
+		if v <= q.virtual[k.priority] {
+			delete(q.served, k)
 		}
 	}
+	if f.virtual > q.virtual[f.priority] {
+		if q.served == nil {
+			q.served = map[turn]float64{}
+		}
+		q.served[turn{f.principal, f.priority}] = f.virtual
+	}
+}
+
+// weight is what of a flow waits.
+func (f *flow) weight() (sum int) {
+	for _, t := range f.waiting {
+		sum += t.Weight
+	}
+	return sum
 }
 
 // Leave takes a request away, whether it ran to its end or gave up, and returns those that may run now. Only one that ran
@@ -185,13 +217,20 @@ func (q *Queue) first() *flow {
 
 // wait estimates how long a newcomer waits; not known while nothing has ended yet.
 func (q *Queue) wait(nowNS int64, a Ask) (time.Duration, bool) {
-	ahead := 0
+	ahead, own := 0, 0
 	for _, f := range q.flows {
-		if f.priority < a.Priority {
-			continue
+		if f.priority == a.Priority && f.principal == a.Principal {
+			own = f.weight()
 		}
-		for _, t := range f.waiting {
-			ahead += t.Weight
+	}
+	for _, f := range q.flows {
+		switch {
+		case f.priority > a.Priority:
+			ahead += f.weight()
+		case f.priority == a.Priority && f.principal == a.Principal:
+			ahead += own
+		case f.priority == a.Priority: // by turns it gets no more than the newcomer's principal until then, and what it began
+			ahead += min(f.weight(), own+a.Weight)
 		}
 	}
 	return q.after(nowNS, ahead+a.Weight)

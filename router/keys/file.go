@@ -107,7 +107,10 @@ func boundedNode(n *yaml.Node, depth int) error {
 	case n.Kind == yaml.MappingNode && len(n.Content) > 2*maxMembers:
 		return fmt.Errorf("line %d: %d members: want %d at most", n.Line, len(n.Content)/2, maxMembers)
 	}
-	for _, c := range n.Content {
+	for i, c := range n.Content {
+		if n.Kind == yaml.MappingNode && i%2 == 1 && c.Tag == "!!null" {
+			return fmt.Errorf("line %d: %s has no value; leave it out where nothing is meant", c.Line, n.Content[i-1].Value)
+		}
 		if err := boundedNode(c, depth+1); err != nil {
 			return err
 		}
@@ -131,6 +134,9 @@ func (k *Key) check() (digest, error) {
 		if l.n < 0 || l.n > maxRate {
 			return sum, fmt.Errorf("%s: %d: want 0 (no limit) to %d", l.name, l.n, maxRate)
 		}
+	}
+	if k.Models != nil && len(k.Models) == 0 {
+		return sum, errors.New("models is empty; leave it out for a key that may use all")
 	}
 	for _, m := range k.Models {
 		if m == "" {

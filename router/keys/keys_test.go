@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -269,6 +270,59 @@ func BenchmarkFind(b *testing.B) {
 	for b.Loop() {
 		if p, _ := s.Find("secret500"); p == nil {
 			b.Fatal("not found")
+		}
+	}
+}
+
+// A file that could not be read for a moment, and is as it was then, is read again: a key that was taken away does not stay for it.
+func TestAFileThatCouldNotBeReadIsReadAgain(t *testing.T) {
+	file := func(ids ...string) []byte {
+		text := "keys:\n"
+		for _, id := range ids {
+			text += fmt.Sprintf("- {id: %s, sha256: \"%x\"}\n", id, sha256.Sum256([]byte("secret-"+id)))
+		}
+		return []byte(text)
+	}
+	path := filepath.Join(t.TempDir(), "keys")
+	if err := os.WriteFile(path, file("a", "gone"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(path, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(path+".new", file("a"), 0o600), os.Rename(path+".new", path)); err != nil {
+		t.Fatal(err)
+	}
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	none := limit
+	none.Cur = 0
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none); err != nil {
+		t.Skipf("files cannot be made unreadable: %v", err)
+	}
+	s.Reload()
+	failed := s.Err()
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if failed == nil {
+		t.Skip("the file could be read without descriptors")
+	}
+	s.Reload()
+	if p, _ := s.Find("secret-gone"); p != nil || s.Err() != nil {
+		t.Errorf("the key that was taken away is still taken: %t, %v", p != nil, s.Err())
+	}
+}
+
+// A list of models that is empty allows nothing, or all: it is refused, and so is one without a value.
+func TestModelsThatSayNothingAreRefused(t *testing.T) {
+	for _, models := range []string{"models:", "models: null", "models: []"} {
+		file := fmt.Sprintf("keys:\n- id: a\n  sha256: \"%x\"\n  %s\n", sha256.Sum256([]byte("x")), models)
+		if _, err := Parse([]byte(file)); !errors.Is(err, ErrFile) || !strings.Contains(err.Error(), "leave it out") {
+			t.Errorf("%s: %v", models, err)
 		}
 	}
 }

@@ -71,11 +71,15 @@ func (s *Store) Reload() {
 	now, err := stampOf(s.path)
 	s.mu.RLock()
 	same := err == nil && now == s.seen || err != nil && s.bad != nil
+	before := s.bad
 	s.mu.RUnlock()
 	if same {
 		return
 	}
 	if err := s.load(); err != nil {
+		if before != nil && before.Error() == s.Err().Error() {
+			return // said already
+		}
 		s.log.Error("API keys are not reloaded; the keys before stay in force", "file", s.path, "error", err)
 		return
 	}
@@ -106,6 +110,9 @@ func (s *Store) load() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.seen, s.bad = now, err
+	if err != nil && !errors.Is(err, ErrFile) {
+		s.seen = stamp{} // it could not be read: that may pass without a change of the file
+	}
 	if err != nil {
 		return fmt.Errorf("--api-keys %s: %w", s.path, err)
 	}

@@ -143,7 +143,9 @@ func (l *Listener) load(data []byte) error {
 	if err != nil {
 		return err
 	}
-	l.o.Pool.Report(r)
+	if !l.o.Pool.Report(r) {
+		return nil // of another process with the name, or late
+	}
 	if slot, _, ok := l.o.Pool.Slot(r.Role, r.Name); ok && r.KVEpoch != 0 && !l.o.Index.Heard(slot, r.KVEpoch, r.KVSeq) {
 		l.need(slot)
 	}

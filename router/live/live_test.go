@@ -241,3 +241,27 @@ func TestEventsReachTheIndexAndAGapIsRepairedByTheNode(t *testing.T) {
 		t.Errorf("%d gaps were counted, want 2", g)
 	}
 }
+
+// Two processes have one name. The registry ignores one of them; its loads are ignored too, but not what they say of KV events.
+func TestWhatATwinSaysOfItsCacheIsIgnoredToo(t *testing.T) {
+	x := prefix.New(0)
+	p, err := pool.New(pool.Options{Index: x, Now: func() int64 { return 1 }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := New(Options{Pool: p, Index: x})
+	p.Put(node.Info{Name: "gen0", Role: node.RoleGen, URL: "http://a:1", State: node.Ready, Seq: 1, ClockID: clock.MakeID(1, 2), Model: &node.Model{Name: "m", Hash: "h"}})
+	say := func(instance uint32, epoch, seq int64) {
+		b, _ := json.Marshal(node.Report{Role: node.RoleGen, Name: "gen0", ClockID: clock.MakeID(1, instance), Seq: seq, KVEpoch: epoch})
+		if err := l.load(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range int64(10) {
+		say(2, 100, i+1) // the one that is taken for gen0
+		say(1, 200, i+1) // the ignored one
+	}
+	if st := x.Stats(); st.Gaps > 0 {
+		t.Errorf("%d gaps after 10 reports of each; snapshots wanted: %d", st.Gaps, len(l.fetches))
+	}
+}

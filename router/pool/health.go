@@ -194,7 +194,7 @@ func (p *Pool) get(ctx context.Context, url string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", url, err)
 	}
-	if res.StatusCode >= http.StatusBadRequest {
+	if res.StatusCode >= http.StatusMultipleChoices {
 		return nil, &statusError{url, res.StatusCode}
 	}
 	return body, nil
@@ -221,7 +221,7 @@ type serverInfo struct {
 	} `json:"disaggregated_params"`
 }
 
-// identify learns who a static node is. A worker that does not say so is foreign; its model is the first of /v1/models. One
+// identify learns who a static node is. A worker that does not say so, or cannot show it, is foreign; its model is the first of /v1/models. One
 // that does not answer has said neither: a node of ours must not become foreign because it was slow once.
 func (p *Pool) identify(ctx context.Context, info node.Info) (node.Info, bool, error) {
 	body, err := p.get(ctx, info.URL+"/server_info")
@@ -230,7 +230,7 @@ func (p *Pool) identify(ctx context.Context, info node.Info) (node.Info, bool, e
 	}
 	if err == nil {
 		var si serverInfo
-		if json.Unmarshal(body, &si) == nil && si.Role != "" && si.Model != nil && si.Model.Hash != "" {
+		if json.Unmarshal(body, &si) == nil && si.Role != "" && si.Model != nil && si.Model.Hash != "" && (p.o.Ours == nil || p.o.Ours(info.URL)) {
 			info.Model, info.Load, info.ClockID, info.State = si.Model, si.Load, si.ClockID, node.Ready
 			if si.Name != "" {
 				info.Name = si.Name // its records bear this name

@@ -156,6 +156,9 @@ func (m *member) sync() {
 
 // reported takes the node's word, and drops what it includes from what must be added to it.
 func (m *member) reported(l infer.Load, ranks []infer.Load, now int64) {
+	for _, n := range []*int{&l.Running, &l.Waiting, &l.WaitingTokens, &l.KVUsedBlocks, &l.KVMaxBlocks} {
+		*n = min(max(*n, 0), maxShareSum)
+	}
 	m.load = load{Load: l, ranks: ranks, known: true, atNS: now}
 	for x := range m.leases {
 		if !x.seen && x.sentNS != 0 && now-x.sentNS >= int64(seenAfter) {
@@ -166,13 +169,13 @@ func (m *member) reported(l infer.Load, ranks []infer.Load, now int64) {
 }
 
 // Report takes a node's load. Reports of another instance, and older ones that come late, are ignored.
-func (p *Pool) Report(r node.Report) {
+func (p *Pool) Report(r node.Report) (known bool) {
 	now := p.o.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	m := p.members[key(r.Role, r.Name)]
 	if m == nil || m.info.ClockID != r.ClockID || r.Seq <= m.reportSeq {
-		return
+		return false
 	}
 	before := m.unreported()
 	m.reportSeq = r.Seq
@@ -181,6 +184,7 @@ func (p *Pool) Report(r node.Report) {
 	if m.unreported() != before {
 		p.changed()
 	}
+	return true
 }
 
 // age notes whose load is too old to be believed.

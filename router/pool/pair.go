@@ -96,7 +96,7 @@ func (p *Pool) duePairs(c *class, now int64, out *[]Probe) (hope bool) {
 	few := len(ctxs)*len(gens) <= maxProbedPairs
 	for i, g := range gens {
 		for j, x := range ctxs {
-			if !few && (x.proven || j != i%len(ctxs)) && (g.proven || i != j%len(gens)) {
+			if !few && (g.proven || j != (i+g.refusals(ctxs))%len(ctxs)) && (x.proven || i != (j+x.refusedBy(gens))%len(gens)) {
 				continue // another pair proves these nodes
 			}
 			w := g.pair(x)
@@ -108,6 +108,26 @@ func (p *Pool) duePairs(c *class, now int64, out *[]Probe) (hope bool) {
 		}
 	}
 	return hope
+}
+
+// refusals is with how many of the context nodes a generation node was refused: so many on is the one to try it with next.
+func (m *member) refusals(ctxs []*member) (n int) {
+	for _, x := range ctxs {
+		if w := m.pairs[x]; w != nil && w.state == Refused {
+			n++
+		}
+	}
+	return n
+}
+
+// refusedBy is the same of a context node.
+func (m *member) refusedBy(gens []*member) (n int) {
+	for _, g := range gens {
+		if w := g.pairs[m]; w != nil && w.state == Refused {
+			n++
+		}
+	}
+	return n
 }
 
 func (p *Pool) dueAlone(c *class, now int64, out *[]Probe) {

@@ -49,9 +49,10 @@ type Options struct {
 	TrustForeign bool
 	Index        *prefix.Index // of the blocks that nodes hold; nil: none is kept
 	Static       []Static
-	Now          func() int64 // steady clock, ns
-	BusUp        func() bool  // tells whether the registry can be heard; nil: there is none
-	Client       *http.Client // for health checks
+	Now          func() int64          // steady clock, ns
+	BusUp        func() bool           // tells whether the registry can be heard; nil: there is none
+	Ours         func(url string) bool // whether who serves it has shown that it belongs to this cluster; nil: its word is enough
+	Client       *http.Client          // for health checks
 	Logger       *slog.Logger
 }
 
@@ -108,7 +109,7 @@ func New(o Options) (*Pool, error) {
 		}
 	}
 	if o.Client == nil {
-		o.Client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute}}
+		o.Client = &http.Client{CheckRedirect: NoRedirect, Transport: &http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute}}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -129,15 +130,29 @@ func key(role node.Role, name string) string { return string(role) + "." + name 
 
 func serves(role node.Role) bool { return role == node.RoleCtx || role == node.RoleGen }
 
+// NoRedirect is for clients that ask nodes: a node does not choose whom this process asks.
+func NoRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
 // Put takes a registration or its renewal. Roles that serve no requests are ignored.
 func (p *Pool) Put(info node.Info) {
 	if !serves(info.Role) {
 		return
 	}
 	now := p.o.Now()
+	var ghosts []func()
 	p.mu.Lock()
+	if p.members[key(info.Role, info.Name)] == nil {
+		for _, m := range p.members {
+			if m.lapsed && m.info.URL == info.URL {
+				ghosts = append(ghosts, p.drop(m, "its lease ended and "+info.Name+" has its address"))
+			}
+		}
+	}
 	gone, slot := p.put(info, now)
 	p.mu.Unlock()
+	for _, tellAll := range ghosts {
+		tellAll()
+	}
 	p.leave(slot)
 	tell(gone, fmt.Errorf("%w: %s %s was restarted", ErrGone, info.Role, info.Name))
 }
@@ -196,11 +211,19 @@ func (p *Pool) Drop(role node.Role, name, reason string) {
 // lapse takes the end of a lease for a question: a node on a machine that is overloaded may be too late with its renewal
 // and live. It gets no new work unless there is no other, until it renews its lease or its health checks tell.
 func (p *Pool) lapse(info node.Info) {
+	tellAll := func() {}
+	defer func() { tellAll() }()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if m := p.members[key(info.Role, info.Name)]; m != nil && !m.static && m.info.ClockID == info.ClockID && info.Seq >= m.info.Seq {
 		m.lapsed, m.failures, m.checkedNS = true, 0, 0
 		m.sync()
+		for _, heir := range p.members { // a health check would reach that one
+			if heir != m && !heir.static && !heir.lapsed && heir.info.URL == m.info.URL {
+				tellAll = p.drop(m, "its lease ended and "+heir.info.Name+" has its address")
+				break
+			}
+		}
 	}
 }
 

@@ -90,6 +90,9 @@ func (p *Pool) Others(s Share) {
 	}
 	for _, n := range s.Nodes {
 		k := key(n.Role, n.Node)
+		if s.Full {
+			p.move(k, o.nodes[k], use{}) // listed twice: the last counts
+		}
 		p.move(k, old[k], n.use)
 		if n.use == (use{}) {
 			delete(o.nodes, k)

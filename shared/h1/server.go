@@ -62,7 +62,7 @@ func (s *Server) Serve(nc net.Conn) {
 		return
 	}
 	defer s.gone.Done()
-	c.ctx, c.leave = context.WithCancel(s.base)
+	c.ctx, c.leave = context.WithCancel(context.WithValue(s.base, http.LocalAddrContextKey, nc.LocalAddr()))
 	c.restFn = c.rest
 	c.blank = (&http.Request{Method: http.MethodPost, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, RemoteAddr: c.remote}).WithContext(c.ctx)
 	var rest []byte

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
+	"strings"
 
 	"meridian.internal/shared/bus"
 	"meridian.internal/shared/infer"
@@ -26,6 +27,9 @@ func (i Info) Check() error {
 	}
 	if len(i.Ranks) > infer.MaxRanks || i.Stages < 0 || i.Stages > infer.MaxStages {
 		return fmt.Errorf("%w: %d ranks of %d stages of %s, want at most %d of %d", ErrBadInfo, len(i.Ranks), i.Stages, i.Name, infer.MaxRanks, infer.MaxStages)
+	}
+	if strings.ContainsFunc(i.Name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return fmt.Errorf("%w: name %q, want no control characters", ErrBadInfo, i.Name)
 	}
 	u, err := url.Parse(i.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {

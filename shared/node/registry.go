@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/url"
+	"slices"
 	"sync"
 	"time"
 
@@ -51,6 +53,14 @@ func (r *Registry) Nodes() []Entry {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.m.list()
+}
+
+// Has says whether a registered process is reached at a host and port. No registry has none.
+func (r *Registry) Has(host string) bool {
+	return r != nil && slices.ContainsFunc(r.Nodes(), func(e Entry) bool {
+		u, err := url.Parse(e.Info.URL)
+		return err == nil && u.Host == host
+	})
 }
 
 // Run watches until ctx ends.

@@ -2,13 +2,18 @@ package serve
 
 import (
 	"crypto/hmac"
+	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"net/http/httptrace"
+	"net/url"
 	"os"
 	"strings"
 	"sync"
@@ -27,6 +32,9 @@ type ClusterFlags struct {
 // Cluster is what a component knows of the others' credentials. The zero value knows nothing, and takes everybody.
 type Cluster struct {
 	token string
+
+	mu   sync.Mutex      // guards ours
+	ours map[string]bool // hosts that have shown that they belong to it
 	// Server is for listeners that components dial; Client for dialling components. Nil: plain TCP.
 	Server, Client *tls.Config
 }
@@ -129,8 +137,31 @@ func (c *Cluster) Authorization() string {
 	return "Bearer " + c.token
 }
 
-// challenge is how a node of a cluster with a secret asks for it: nobody else is to be told.
+// challenge is how a node of a cluster with a secret asks for it. A proof follows that the node knows it already, for the asker's
+// nonce and the address at which the node was reached: nobody else can give it, nor pass on that of a node.
 const challenge = `Bearer realm="meridian-cluster"`
+
+// headerNonce is sent to who is not known to belong to the cluster yet.
+const headerNonce = "X-Meridian-Nonce"
+
+// proof is that of who listens at an address; "": there is no secret, or something is missing.
+func (c *Cluster) proof(nonce, address string) string {
+	if c.token == "" || len(nonce) < minToken || len(nonce) > maxToken || address == "" {
+		return ""
+	}
+	m := hmac.New(sha256.New, c.Key("proof"))
+	m.Write([]byte(nonce + " " + address))
+	return hex.EncodeToString(m.Sum(nil))
+}
+
+// ask is the challenge for a request.
+func (c *Cluster) ask(r *http.Request) string {
+	at, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	if at == nil {
+		return challenge
+	}
+	return challenge + `, proof="` + c.proof(r.Header.Get(headerNonce), at.String()) + `"`
+}
 
 // Allow refuses who does not belong to the cluster. It fits Options.Allow.
 func (c *Cluster) Allow(r *http.Request) *api.Error {
@@ -145,44 +176,63 @@ func (c *Cluster) Allow(r *http.Request) *api.Error {
 		return nil
 	}
 	return &api.Error{
-		Code: http.StatusUnauthorized, Type: api.TypeAuthentication, Stage: "auth", Challenge: challenge,
+		Code: http.StatusUnauthorized, Type: api.TypeAuthentication, Stage: "auth", Challenge: c.ask(r),
 		Message: "this node takes only components that know its cluster's secret",
 	}
 }
 
-// Transport shows the cluster's credentials to those who ask for them as our nodes do. A foreign worker, which does not, never
-// sees the secret. base belongs to it from then on.
-func (c *Cluster) Transport(base *http.Transport) http.RoundTripper {
+// Transport shows the cluster's credentials to those who ask for them as our nodes do, and are in a trusted list (nil: there is none)
+// or prove that they know them. A foreign worker never sees the secret. base belongs to it from then on.
+func (c *Cluster) Transport(base *http.Transport, trusted func(host string) bool) http.RoundTripper {
 	if c.Client != nil {
 		base.TLSClientConfig = c.Client
 	}
 	if c.token == "" {
 		return base
 	}
-	return &shower{c: c, base: base, ours: map[string]bool{}}
+	return &shower{c: c, base: base, trusted: trusted}
 }
 
-// shower remembers which hosts have asked for the secret.
-type shower struct {
-	c    *Cluster
-	base *http.Transport
+// Ours says whether who serves a URL has shown that it belongs to the cluster. Without a secret there is nothing to show.
+func (c *Cluster) Ours(target string) bool {
+	u, err := url.Parse(target)
+	return err == nil && (c.token == "" || c.knows(u.Host))
+}
 
-	mu   sync.Mutex // guards ours
-	ours map[string]bool
+func (c *Cluster) knows(host string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ours[host]
 }
 
 const maxOurs = 16384
 
+func (c *Cluster) learn(host string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ours == nil || len(c.ours) >= maxOurs {
+		c.ours = map[string]bool{}
+	}
+	c.ours[host] = true
+}
+
+// shower shows the secret.
+type shower struct {
+	c       *Cluster
+	base    *http.Transport
+	trusted func(host string) bool
+}
+
 // RoundTrip sends the request; a second time with the secret, when a node that is new asks for it.
 func (s *shower) RoundTrip(r *http.Request) (*http.Response, error) {
-	s.mu.Lock()
-	ours := s.ours[r.URL.Host]
-	s.mu.Unlock()
-	if ours {
+	if s.c.knows(r.URL.Host) {
 		return s.base.RoundTrip(s.with(r))
 	}
-	res, err := s.base.RoundTrip(r)
-	if err != nil || res.StatusCode != http.StatusUnauthorized || res.Header.Get("WWW-Authenticate") != challenge {
+	nonce, reached := rand.Text(), ""
+	first := r.Clone(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { reached = i.Conn.RemoteAddr().String() }}))
+	first.Header.Set(headerNonce, nonce)
+	res, err := s.base.RoundTrip(first)
+	if err != nil || res.StatusCode != http.StatusUnauthorized || !s.believes(r.URL.Host, res.Header.Get("WWW-Authenticate"), s.c.proof(nonce, reached)) {
 		return res, err
 	}
 	again := s.with(r)
@@ -195,13 +245,20 @@ func (s *shower) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	}
 	_ = res.Body.Close()
-	s.mu.Lock()
-	if len(s.ours) >= maxOurs {
-		clear(s.ours)
-	}
-	s.ours[r.URL.Host] = true
-	s.mu.Unlock()
+	s.c.learn(r.URL.Host)
 	return s.base.RoundTrip(again)
+}
+
+// believes says whether who asks for the secret may have it.
+func (s *shower) believes(host, asked, proof string) bool {
+	rest, ours := strings.CutPrefix(asked, challenge)
+	if !ours {
+		return false
+	}
+	if s.trusted != nil && s.trusted(host) {
+		return true
+	}
+	return proof != "" && subtle.ConstantTimeCompare([]byte(rest), []byte(`, proof="`+proof+`"`)) == 1
 }
 
 func (s *shower) with(r *http.Request) *http.Request {

@@ -116,7 +116,7 @@ func TestNodesTakeOnlyThoseWhoKnowTheSecret(t *testing.T) {
 			t.Errorf("%s: %d %s, want %d", name, status, body, k.status)
 		}
 	}
-	rt := c.Transport(new(http.Transport))
+	rt := c.Transport(new(http.Transport), nil)
 	for range 2 { // the second time without being asked
 		if status, body := push(t, rt, url); status != 200 || body != "body" {
 			t.Errorf("a component: %d %q, want 200 and the body that it sent", status, body)
@@ -127,22 +127,59 @@ func TestNodesTakeOnlyThoseWhoKnowTheSecret(t *testing.T) {
 	}
 }
 
+// A foreign worker may ask for the secret as it likes: it knows none to prove, and the proof of a node that it passes on is for another
+// address.
 func TestAForeignWorkerNeverSeesTheSecret(t *testing.T) {
-	seen := make(chan string, 10)
-	worker := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		seen <- r.Header.Get("Authorization")
-		w.Header().Set("WWW-Authenticate", "Bearer")
-		w.WriteHeader(401)
-	}))
-	defer worker.Close()
-	rt := openCluster(t, tokenFile(t, secret)).Transport(new(http.Transport))
-	push(t, rt, worker.URL)
-	push(t, rt, worker.URL)
-	for range 2 {
-		if got := <-seen; got != "" {
-			t.Errorf("it got %q", got)
-		}
+	c := openCluster(t, tokenFile(t, secret))
+	ours := node(t, c)
+	for name, asks := range map[string]func(r *http.Request) string{
+		"as anybody":                        func(*http.Request) string { return "Bearer" },
+		"as a node, without a proof":        func(*http.Request) string { return challenge },
+		"as a node, with an empty proof":    func(*http.Request) string { return challenge + `, proof=""` },
+		"with the proof of a node, relayed": func(r *http.Request) string { return relayed(t, ours, r.Header.Get(headerNonce)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			seen := make(chan string, 10)
+			worker := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				seen <- r.Header.Get("Authorization")
+				w.Header().Set("WWW-Authenticate", asks(r))
+				w.WriteHeader(401)
+			}))
+			defer worker.Close()
+			rt := c.Transport(new(http.Transport), nil)
+			for range 2 {
+				push(t, rt, worker.URL)
+				if got := <-seen; got != "" || c.Ours(worker.URL) {
+					t.Errorf("it got %q", got)
+				}
+			}
+			if status, _ := push(t, c.Transport(new(http.Transport), func(string) bool { return true }), worker.URL); name != "as anybody" && !c.Ours(worker.URL) {
+				t.Errorf("one that is trusted does not get it: %d", status)
+			}
+		})
 	}
+	if c.Ours("http://" + ours.Addr()) {
+		t.Error("it belongs to the cluster before anybody asked")
+	}
+	if push(t, c.Transport(new(http.Transport), nil), "http://"+ours.Addr()); !c.Ours("http://" + ours.Addr()) {
+		t.Error("a node that proved that it knows the secret does not belong to the cluster")
+	}
+}
+
+// relayed is how a node asks who comes with a nonce.
+func relayed(t *testing.T, node *running, nonce string) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+node.Addr()+"/steady_clock_offset", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set(headerNonce, nonce)
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	return res.Header.Get("WWW-Authenticate")
 }
 
 // authority writes a CA and certificates of 127.0.0.1 that it signed, and gives the flags of a component.
@@ -192,7 +229,7 @@ func TestMutualTLS(t *testing.T) {
 	c := openCluster(t, flags)
 	s := node(t, c)
 	url := c.Scheme() + "://" + s.Addr()
-	if status, body := push(t, c.Transport(new(http.Transport)), url); status != 200 {
+	if status, body := push(t, c.Transport(new(http.Transport), nil), url); status != 200 {
 		t.Errorf("a component: %d %s", status, body)
 	}
 	without := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: c.Client.RootCAs}}
@@ -205,7 +242,7 @@ func TestMutualTLS(t *testing.T) {
 	if status, _ := push(t, &http.Transport{TLSClientConfig: bad}, url); status == 200 {
 		t.Error("a certificate of another authority was taken")
 	}
-	if status, _ := push(t, stranger.Transport(new(http.Transport)), url); status != 0 {
+	if status, _ := push(t, stranger.Transport(new(http.Transport), nil), url); status != 0 {
 		t.Error("a node of another authority was dialled")
 	}
 	old := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: c.Client.RootCAs, MaxVersion: tls.VersionTLS12}}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"strings"
@@ -94,7 +95,8 @@ func (c *serveCmd) Run(ctx context.Context, log *slog.Logger) error {
 	svc := service.New(service.Options{
 		Name: c.Name, Steady: steady, Conn: conn, Registry: registry, Key: key, KernelDir: c.SharedKernelDir, Burst: c.Burst,
 		Limits: estimate.Config{RhoPPM: c.ClockRho, EtaPPMPerS: c.ClockEta, VoidAfter: c.VoidAfter},
-		UTC:    u, Workers: workers, Logger: log, Transport: cluster.Transport,
+		UTC:    u, Workers: workers, Logger: log,
+		Transport: func(t *http.Transport) http.RoundTripper { return cluster.Transport(t, registry.Has) },
 	})
 	return c.serve(ctx, daemon{svc, registry, conn, steady, key, cluster, metrics, log})
 }

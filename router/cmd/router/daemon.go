@@ -113,11 +113,17 @@ func (d *daemon) openBus(ctx context.Context) (err error) {
 	return err
 }
 
+// transport shows the cluster's secret to the nodes that are registered, and to others who prove that they know it.
+func (d *daemon) transport(base *http.Transport) http.RoundTripper {
+	return d.cluster.Transport(base, func(host string) bool { return d.registry.Has(host) })
+}
+
 func (d *daemon) openPool(context.Context) (err error) {
 	index := prefix.New(0)
 	o := pool.Options{LocalMax: d.o.LocalPrefill, Qualify: d.o.Qualify != "none", TrustForeign: d.o.Qualify == "own", Index: index, Static: d.o.statics(), Now: d.steady.Now, Logger: d.log}
 	o.CtxPolicy, o.GenPolicy = d.o.policies()
-	o.Client = &http.Client{Transport: d.cluster.Transport(&http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute})}
+	o.Client = &http.Client{Transport: d.transport(&http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute}), CheckRedirect: pool.NoRedirect}
+	o.Ours = d.cluster.Ours
 	if d.conn != nil {
 		o.BusUp = d.conn.Connected
 	} else if len(o.Static) == 0 {
@@ -142,7 +148,7 @@ func (d *daemon) openPool(context.Context) (err error) {
 func (d *daemon) openClocks(context.Context) error {
 	o := clocks.Options{
 		Name: d.o.Name, Steady: d.steady, Conn: d.conn, Static: d.pool.Static, KernelDir: d.o.SharedKernelDir, Logger: d.log,
-		Key: d.cluster.Key("clock"), Transport: d.cluster.Transport,
+		Key: d.cluster.Key("clock"), Transport: d.transport,
 	}
 	if d.registry != nil {
 		o.Members = d.registry.Nodes

@@ -43,11 +43,14 @@ func (c *rowsCmd) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	client := &http.Client{Transport: cluster.Transport(new(http.Transport))}
+	named := map[string]bool{}
+	client := &http.Client{Transport: cluster.Transport(new(http.Transport), func(host string) bool { return named[host] })}
 	var all []*rowFile
 	for _, u := range c.Node {
 		if p, err := url.Parse(u); err != nil || p.Host == "" || (p.Scheme != "http" && p.Scheme != "https") {
 			return fmt.Errorf("node %q: want http://host:port", u)
+		} else {
+			named[p.Host] = true
 		}
 		all = append(all, &rowFile{client: client, url: strings.TrimSuffix(u, "/"), dir: c.Output})
 	}
