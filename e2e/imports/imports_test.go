@@ -16,7 +16,7 @@ func rules() map[string][]string {
 		"shared":    {},
 		"clocksync": {"shared"},
 		// The engine knows no HTTP and no NATS: of shared it has only the pure packages.
-		"gpu":     {"shared/clock", "shared/token", "shared/blockhash", "shared/rows", "shared/kvevent", "shared/infer", "shared/jsonline"},
+		"gpu":     {"shared/clock", "shared/token", "shared/blockhash", "shared/rows", "shared/kvevent", "shared/infer", "shared/jsonline", "shared/bytesize"},
 		"ctxnode": {"shared", "clocksync", "gpu"},
 		"gennode": {"shared", "clocksync", "gpu"},
 		"router":  {"shared", "clocksync"},
