@@ -181,7 +181,7 @@ func (l *Listener) others(data []byte) error {
 	if s.Router == l.o.Router && s.Epoch != l.twin {
 		l.twin = s.Epoch
 		l.o.Logger.Error("another router has the same --name: each needs one of its own, or a request has two lines, either of which may lack records",
-			"name", s.Router, "its clock", s.Epoch)
+			"name", s.Router, "its_epoch", s.Epoch)
 	}
 	return nil
 }
