@@ -38,12 +38,12 @@ func newWebProber(s *clock.Steady, o Options) *webProber {
 	}
 	return &webProber{
 		steady: s, url: strings.TrimRight(o.URL, "/") + clock.OffsetPath,
-		client: &http.Client{Transport: rt, Timeout: max(o.Timeout, webTimeout), CheckRedirect: noRedirect},
+		client: &http.Client{Transport: rt, Timeout: max(o.Timeout, webTimeout), CheckRedirect: NoRedirect},
 	}
 }
 
-// noRedirect: a node does not choose whom this process asks.
-func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+// NoRedirect is for clients that ask or tell nodes: a node does not choose whom this process calls.
+func NoRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 func (w *webProber) close() { w.client.CloseIdleConnections() }
 

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"meridian.internal/clocksync/probe"
 	"meridian.internal/shared/clock"
 )
 
@@ -59,10 +60,7 @@ func newPusher(log *slog.Logger, show func(*http.Transport) http.RoundTripper) *
 	}
 	return &pusher{
 		log: log, poke: make(chan struct{}, 1), targets: map[string]*target{},
-		client: &http.Client{
-			Timeout: pushLimit, Transport: rt,
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // a node does not choose whom this process tells
-		},
+		client: &http.Client{Timeout: pushLimit, Transport: rt, CheckRedirect: probe.NoRedirect},
 	}
 }
 

@@ -11,9 +11,7 @@ import (
 // windows lends nothing.
 func (e *Engine) Lend(tokens []int32) *Export {
 	var x *Export
-	done := make(chan struct{})
-	posted := e.post(func() {
-		defer close(done)
+	e.ask(func() { // of an engine that has ended the pool is nobody's, and peers ask at the same time
 		if len(e.windows) > 0 || e.draining.Load() {
 			return
 		}
@@ -29,10 +27,6 @@ func (e *Engine) Lend(tokens []int32) *Export {
 		e.exports[x] = struct{}{}
 		e.noteDeadline(x.deadlineNS)
 	})
-	if !posted { // the engine has ended: the pool is nobody's, and peers ask at the same time
-		return nil
-	}
-	<-done
 	return x
 }
 

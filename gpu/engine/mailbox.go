@@ -56,13 +56,20 @@ func (m *mailbox) close() []func() {
 	return m.take()
 }
 
-// query runs f on the engine's goroutine and waits for it, or runs it here when that has ended.
-func (e *Engine) query(f func()) {
+// ask runs f on the engine's goroutine and waits for it; false if that has ended, and f did not run.
+func (e *Engine) ask(f func()) bool {
 	done := make(chan struct{})
-	if e.post(func() { f(); close(done) }) {
-		<-done // stop runs what is left in the mailbox
-		return
+	if !e.post(func() { f(); close(done) }) {
+		return false
 	}
-	<-e.stopped
-	f()
+	<-done // stop runs what is left in the mailbox
+	return true
+}
+
+// query is ask for what only reads: it runs f here when the engine's goroutine has ended.
+func (e *Engine) query(f func()) {
+	if !e.ask(f) {
+		<-e.stopped
+		f()
+	}
 }

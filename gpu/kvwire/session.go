@@ -159,12 +159,7 @@ func (n *session) begin(ctx context.Context, h Header, payload []byte) error {
 		n.cancel(nil)          // only the wait of the claim runs
 		<-n.ended
 	}
-	n.cancel, n.ended, n.sent, n.over = cancel, make(chan struct{}), make(chan *Offer, 1), make(chan struct{})
-	held, ended, sent, over := n.offer, n.ended, n.sent, n.over
-	n.s.wg.Go(func() {
-		defer close(ended)
-		n.deliver(sub, delivery{id: h.Request, want: want, limit: limit, offer: held, stop: cancel, sent: sent, over: over})
-	})
+	n.start(sub, delivery{id: h.Request, want: want, limit: limit, offer: n.offer, stop: cancel})
 	return nil
 }
 
@@ -189,13 +184,20 @@ func (n *session) fetch(ctx context.Context, h Header, payload []byte) error {
 	sub, cancel := context.WithCancelCause(ctx)
 	o.claim(cancel)
 	o.Ready(Trailer{PromptTokens: have, CachedTokens: have})
-	n.offer, n.cancel, n.ended, n.sent, n.over = o, cancel, make(chan struct{}), make(chan *Offer, 1), make(chan struct{})
-	ended, sent, over := n.ended, n.sent, n.over
+	n.offer = o
+	n.start(sub, delivery{id: h.Request, want: Want{TokenFrom: int(h.TokenFrom)}, limit: fetchLimit, offer: o, stop: cancel})
+	return nil
+}
+
+// start makes a request the pending one, and answers it on a goroutine of its own.
+func (n *session) start(ctx context.Context, d delivery) {
+	ended, sent, over := make(chan struct{}), make(chan *Offer, 1), make(chan struct{})
+	n.cancel, n.ended, n.sent, n.over = d.stop, ended, sent, over
+	d.sent, d.over = sent, over
 	n.s.wg.Go(func() {
 		defer close(ended)
-		n.deliver(sub, delivery{id: h.Request, want: Want{TokenFrom: int(h.TokenFrom)}, limit: fetchLimit, offer: o, stop: cancel, sent: sent, over: over})
+		n.deliver(ctx, d)
 	})
-	return nil
 }
 
 // fetchLimit is how long a peer may take to fetch: longer, and computing would have been faster.

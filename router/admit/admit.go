@@ -96,12 +96,10 @@ func (q *Queue) start(t *Ticket) {
 }
 
 func (q *Queue) enqueue(t *Ticket) {
-	i := slices.IndexFunc(q.flows, func(f *flow) bool { return f.principal == t.Principal && f.priority == t.Priority })
-	if i < 0 {
-		q.flows = append(q.flows, &flow{principal: t.Principal, priority: t.Priority, virtual: max(q.virtual[t.Priority], q.served[turn{t.Principal, t.Priority}])})
-		i = len(q.flows) - 1
+	if t.flow = q.of(t.Ask); t.flow == nil {
+		t.flow = &flow{principal: t.Principal, priority: t.Priority, virtual: max(q.virtual[t.Priority], q.served[turn{t.Principal, t.Priority}])}
+		q.flows = append(q.flows, t.flow)
 	}
-	t.flow = q.flows[i]
 	t.flow.waiting = append(t.flow.waiting, t)
 	q.waiting += t.Weight
 }
@@ -110,11 +108,7 @@ func (q *Queue) enqueue(t *Ticket) {
 // waiting at the same one, if that is more than the newcomer's has. nil: nobody.
 func (q *Queue) victim(a Ask) *Ticket {
 	var worst *flow
-	own := 0
 	for _, f := range q.flows {
-		if f.priority == a.Priority && f.principal == a.Principal {
-			own = f.weight()
-		}
 		if f.priority > a.Priority {
 			continue
 		}
@@ -122,7 +116,7 @@ func (q *Queue) victim(a Ask) *Ticket {
 			worst = f
 		}
 	}
-	if worst == nil || worst.priority == a.Priority && worst.weight() <= own+a.Weight {
+	if worst == nil || worst.priority == a.Priority && worst.weight() <= q.of(a).weight()+a.Weight {
 		return nil
 	}
 	last := worst.waiting[len(worst.waiting)-1]
@@ -163,8 +157,21 @@ func (q *Queue) remember(f *flow) {
 	}
 }
 
+// of is the flow that a request belongs to; nil: nothing of it waits.
+func (q *Queue) of(a Ask) *flow {
+	for _, f := range q.flows {
+		if f.priority == a.Priority && f.principal == a.Principal {
+			return f
+		}
+	}
+	return nil
+}
+
 // weight is what of a flow waits.
 func (f *flow) weight() (sum int) {
+	if f == nil {
+		return 0
+	}
 	for _, t := range f.waiting {
 		sum += t.Weight
 	}
@@ -217,18 +224,11 @@ func (q *Queue) first() *flow {
 
 // wait estimates how long a newcomer waits; not known while nothing has ended yet.
 func (q *Queue) wait(nowNS int64, a Ask) (time.Duration, bool) {
-	ahead, own := 0, 0
-	for _, f := range q.flows {
-		if f.priority == a.Priority && f.principal == a.Principal {
-			own = f.weight()
-		}
-	}
+	ahead, own := 0, q.of(a).weight()
 	for _, f := range q.flows {
 		switch {
 		case f.priority > a.Priority:
 			ahead += f.weight()
-		case f.priority == a.Priority && f.principal == a.Principal:
-			ahead += own
 		case f.priority == a.Priority: // by turns it gets no more than the newcomer's principal until then, and what it began
 			ahead += min(f.weight(), own+a.Weight)
 		}

@@ -1,13 +1,11 @@
 package collect
 
 import (
-	"cmp"
 	"errors"
 	"time"
 
 	"meridian.internal/router/jsonl"
 	"meridian.internal/router/timeline"
-	"meridian.internal/shared/phase"
 )
 
 // take adds one message to its request, and writes the line if it was the last that was missing.
@@ -40,7 +38,7 @@ func (c *Collector) take(m message) {
 	r := c.open[id]
 	if r == nil {
 		if w, known := c.written.byID[id]; known {
-			c.late(w, m, key)
+			c.late(w, m, id, key)
 			return
 		}
 		r = &request{id: id}
@@ -157,11 +155,11 @@ func (c *Collector) write(r *request) {
 }
 
 // late handles a record or steps whose line is written: a copy is acknowledged, something new amends the line.
-func (c *Collector) late(w *writtenLine, m message, key timeline.Key) {
+func (c *Collector) late(w *writtenLine, m message, id string, key timeline.Key) {
 	if w == nil {
 		c.metrics.duplicates.Inc()
 		if m.adopted != "" { // its router may not have been told yet
-			c.unacked = append(c.unacked, c.retell(&writtenLine{id: cmp.Or(m.header.RequestID, recordID(m.rec)), adopted: m.adopted}, m.ack)...)
+			c.unacked = append(c.unacked, c.retell(&writtenLine{id: id, adopted: m.adopted}, m.ack)...)
 			return
 		}
 		c.unacked = append(c.unacked, m.ack) // its line may still be in memory
@@ -197,13 +195,6 @@ func (c *Collector) late(w *writtenLine, m message, key timeline.Key) {
 		return // its record, or another part of its steps, is to come
 	}
 	c.writeAmendment(w)
-}
-
-func recordID(r *phase.Record) string {
-	if r == nil {
-		return ""
-	}
-	return r.RequestID
 }
 
 // retell makes the acknowledgement of a copy whose line is on disk, though the router that is gone may not have been told of it: the

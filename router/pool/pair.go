@@ -94,9 +94,23 @@ func (p *Pool) Due(aggregated, fallback bool) []Probe {
 func (p *Pool) duePairs(c *class, now int64, out *[]Probe) (hope bool) {
 	ctxs, gens := usable(c.sides[place.Prefill].members), usable(c.sides[place.Decode].members)
 	few := len(ctxs)*len(gens) <= maxProbedPairs
+	refused := map[*member]int{} // with how many a node that is not proven was refused: so many on is the one to try it with next
+	if !few {
+		for _, g := range gens {
+			for _, x := range ctxs {
+				if g.proven && x.proven {
+					continue
+				}
+				if w := g.pairs[x]; w != nil && w.state == Refused {
+					refused[g]++
+					refused[x]++
+				}
+			}
+		}
+	}
 	for i, g := range gens {
 		for j, x := range ctxs {
-			if !few && (g.proven || j != (i+g.refusals(ctxs))%len(ctxs)) && (x.proven || i != (j+x.refusedBy(gens))%len(gens)) {
+			if !few && (g.proven || j != (i+refused[g])%len(ctxs)) && (x.proven || i != (j+refused[x])%len(gens)) {
 				continue // another pair proves these nodes
 			}
 			w := g.pair(x)
@@ -108,26 +122,6 @@ func (p *Pool) duePairs(c *class, now int64, out *[]Probe) (hope bool) {
 		}
 	}
 	return hope
-}
-
-// refusals is with how many of the context nodes a generation node was refused: so many on is the one to try it with next.
-func (m *member) refusals(ctxs []*member) (n int) {
-	for _, x := range ctxs {
-		if w := m.pairs[x]; w != nil && w.state == Refused {
-			n++
-		}
-	}
-	return n
-}
-
-// refusedBy is the same of a context node.
-func (m *member) refusedBy(gens []*member) (n int) {
-	for _, g := range gens {
-		if w := g.pairs[m]; w != nil && w.state == Refused {
-			n++
-		}
-	}
-	return n
 }
 
 func (p *Pool) dueAlone(c *class, now int64, out *[]Probe) {

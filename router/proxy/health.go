@@ -70,11 +70,11 @@ func (h *health) end(a *attempt, e *api.Error) (opened []breaker.Key) {
 	return opened
 }
 
-// answers says that the generation leg has brought its first token: others may try its node too while it goes on.
-func (h *health) answers(node string) {
+// answers says that a node has answered its leg: others may try it too while the attempt goes on.
+func (h *health) answers(leg, node string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.breakers.End(breaker.Key{Leg: "gen", Node: node}, breaker.Neutral, h.now())
+	h.breakers.End(breaker.Key{Leg: leg, Node: node}, breaker.Neutral, h.now())
 }
 
 // ctxBegin says that a further context leg is sent to a node.

@@ -136,7 +136,7 @@ func (a *attempt) served(c *prefillCall, e *api.Error) {
 		return
 	}
 	a.ctxAnswer = c.answer
-	a.s.p.health.ctxEnd(c.lease.Name, nil) // what the generation leg does meanwhile says nothing of it
+	a.s.p.health.answers("ctx", c.lease.Name)
 	if first := a.calls[0]; c != first {
 		d := &a.choice.Decision
 		d.Ctx = c.lease.Name

@@ -156,7 +156,7 @@ func (b *batch) done() {
 	a.stamps.FirstTokenNS = &a.times.firstToken
 	a.s.p.met.itl.add(0, b.events-1)
 	a.kvThere.Store(true)
-	a.s.p.health.answers(a.choice.Gen.Name)
+	a.s.p.health.answers("gen", a.choice.Gen.Name)
 	if a.style == Aggregated {
 		a.choice.Gen.PrefillDone()
 	}

@@ -47,10 +47,8 @@ func (t *Tokenizer) chat(ctx context.Context, r *api.Request) ([]int32, *api.Err
 
 // check refuses what no node could run.
 func (t *Tokenizer) check(r *api.Request, ids []int32) *api.Error {
-	for i, id := range ids {
-		if t.Vocab > 0 && int(id) >= t.Vocab {
-			return api.Invalid("prompt", "prompt[%d] is %d; this model's vocabulary has %d tokens", i, id, t.Vocab)
-		}
+	if e := api.CheckVocab("prompt", ids, t.Vocab); e != nil {
+		return e
 	}
 	if e := r.CheckIDs(t.Vocab); e != nil || ids == nil {
 		return e

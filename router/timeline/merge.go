@@ -374,7 +374,7 @@ func (s *source) stepColumns() *Columns {
 	}
 	n := len(st.Iter)
 	c := &Columns{
-		Names: []string{"step", "iter", "kv_tokens", "batch_size", "forward_start_ns", "forward_end_ns", "sample_end_ns", "token_ns"},
+		Names: stepNames,
 		Values: [][]int64{
 			plain(n, func(i int) int64 { return int64(st.Step[i]) }), plain(n, func(i int) int64 { return st.Iter[i] }),
 			plain(n, func(i int) int64 { return int64(st.KVTokens[i]) }), plain(n, func(i int) int64 { return int64(st.BatchSize[i]) }),
@@ -383,7 +383,7 @@ func (s *source) stepColumns() *Columns {
 		},
 	}
 	if len(st.Tokens) == n && n > 0 {
-		c.Names, c.Values = append(c.Names, "tokens"), append(c.Values, plain(n, func(i int) int64 { return int64(st.Tokens[i]) }))
+		c.Names, c.Values = append(slices.Clip(c.Names), "tokens"), append(c.Values, plain(n, func(i int) int64 { return int64(st.Tokens[i]) }))
 	}
 	for cut, at := range st.StageNS {
 		if len(at) == n {

@@ -99,40 +99,46 @@ func (l *Line) transfer(p *Phase) *phase.Transfer {
 	return t
 }
 
+// times are a column of a phase, on its own clock.
+func (l *Line) times(p *Phase, c *Columns, name string) []int64 {
+	v := slices.Clone(c.Column(name))
+	if p.Clock.OffsetNS != nil {
+		back := converter{&p.Clock, l.StartNS}
+		for i := range v {
+			v[i] = back.raw(v[i])
+		}
+	}
+	return v
+}
+
 // chunks come back on the phase's own clock.
 func (l *Line) chunks(p *Phase) []infer.Chunk {
 	c := p.Chunks
-	starts := c.Column("forward_start_ns")
-	out := make([]infer.Chunk, len(starts))
-	back := converter{&p.Clock, l.StartNS}
-	raw := func(name string, i int) int64 {
-		v := c.Column(name)
-		if i >= len(v) {
-			return 0
-		}
-		if p.Clock.OffsetNS == nil {
-			return v[i]
-		}
-		return back.raw(v[i])
+	starts := l.times(p, c, "forward_start_ns")
+	if len(starts) == 0 {
+		return nil
 	}
-	plain := func(name string, i int) int64 {
-		if v := c.Column(name); i < len(v) {
+	ends, sampled := l.times(p, c, "forward_end_ns"), l.times(p, c, "sample_end_ns")
+	iters, tokens, kv, batches := c.Column("iter"), c.Column("tokens"), c.Column("kv_tokens"), c.Column("batch_size")
+	var cuts [][]int64
+	for cut := range 2 * (len(c.Stages()) - 1) {
+		cuts = append(cuts, l.times(p, c, cutName(cut)))
+	}
+	at := func(v []int64, i int) int64 {
+		if i < len(v) {
 			return v[i]
 		}
 		return 0
 	}
-	cuts := 2 * (len(c.Stages()) - 1)
+	out := make([]infer.Chunk, len(starts))
 	for i := range out {
 		out[i] = infer.Chunk{
-			Iter: plain("iter", i), Tokens: int(plain("tokens", i)), KVTokens: int(plain("kv_tokens", i)), BatchSize: int(plain("batch_size", i)),
-			ForwardStartNS: raw("forward_start_ns", i), ForwardEndNS: raw("forward_end_ns", i), SampleEndNS: raw("sample_end_ns", i),
+			Iter: at(iters, i), Tokens: int(at(tokens, i)), KVTokens: int(at(kv, i)), BatchSize: int(at(batches, i)),
+			ForwardStartNS: starts[i], ForwardEndNS: at(ends, i), SampleEndNS: at(sampled, i),
 		}
-		for cut := range cuts {
-			out[i].StageNS = append(out[i].StageNS, raw(cutName(cut), i))
+		for _, cut := range cuts {
+			out[i].StageNS = append(out[i].StageNS, at(cut, i))
 		}
-	}
-	if len(out) == 0 {
-		return nil
 	}
 	return out
 }
@@ -143,35 +149,23 @@ func (l *Line) steps(p *Phase) *infer.Steps {
 	if c == nil {
 		return nil
 	}
-	n, whole := len(c.Column("iter")), true
-	back := converter{&p.Clock, l.StartNS}
-	plain := func(name string) []int64 {
-		v := c.Column(name)
-		whole = whole && len(v) == n
-		return v
-	}
-	raw := func(name string) []int64 {
-		v := slices.Clone(plain(name))
-		if p.Clock.OffsetNS != nil {
-			for i := range v {
-				v[i] = back.raw(v[i])
-			}
+	n := len(c.Column("iter"))
+	for _, name := range append(slices.Clip(stepNames), c.Names...) {
+		if len(c.Column(name)) != n {
+			return nil
 		}
-		return v
 	}
 	s := &infer.Steps{
-		Step: narrow(plain("step")), Iter: slices.Clone(plain("iter")), KVTokens: narrow(plain("kv_tokens")), BatchSize: narrow(plain("batch_size")),
-		ForwardStartNS: raw("forward_start_ns"), ForwardEndNS: raw("forward_end_ns"), SampleEndNS: raw("sample_end_ns"), TokenNS: raw("token_ns"),
+		Step: narrow(c.Column("step")), Iter: slices.Clone(c.Column("iter")), KVTokens: narrow(c.Column("kv_tokens")), BatchSize: narrow(c.Column("batch_size")),
+		ForwardStartNS: l.times(p, c, "forward_start_ns"), ForwardEndNS: l.times(p, c, "forward_end_ns"),
+		SampleEndNS: l.times(p, c, "sample_end_ns"), TokenNS: l.times(p, c, "token_ns"),
 		Truncated: p.Truncated,
 	}
 	if c.Column("tokens") != nil {
-		s.Tokens = narrow(plain("tokens"))
+		s.Tokens = narrow(c.Column("tokens"))
 	}
 	for cut := range 2 * (len(c.Stages()) - 1) {
-		s.StageNS = append(s.StageNS, raw(cutName(cut)))
-	}
-	if !whole {
-		return nil
+		s.StageNS = append(s.StageNS, l.times(p, c, cutName(cut)))
 	}
 	return s
 }

@@ -18,6 +18,7 @@ var transferNames = [...]string{"requested_ns", "start_ns", "last_byte_ns", "ins
 
 // chunkNames is the order of the columns of chunks. The cuts between stages follow, if there are stages.
 var chunkNames = []string{"iter", "tokens", "kv_tokens", "batch_size", "forward_start_ns", "forward_end_ns", "sample_end_ns"}
+var stepNames = []string{"step", "iter", "kv_tokens", "batch_size", "forward_start_ns", "forward_end_ns", "sample_end_ns", "token_ns"} // and tokens, where any are more than one
 
 // candidateColumns is the order of the columns of candidates after the first, which has their nodes. Scores are its second.
 var candidateColumns = [...]struct {

@@ -35,7 +35,8 @@ func ParseCtxAnswer(body []byte) (*CtxAnswer, error) {
 	for more := s.enter('{'); more; more = s.more('{') {
 		switch key := s.key(); string(key) {
 		case "usage":
-			if a.Usage = nil; !s.null() {
+			a.Usage = nil
+			if !s.null() {
 				a.Usage = s.usage()
 			}
 		case "prompt_token_ids":

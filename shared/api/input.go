@@ -146,7 +146,7 @@ func (r *Request) CheckIDs(vocab int) *Error {
 			return Invalid("logit_bias", "logit_bias names token %d; this model's vocabulary has %d tokens", id, vocab)
 		}
 	}
-	return checkVocab("stop_token_ids", r.StopTokenIDs, vocab)
+	return CheckVocab("stop_token_ids", r.StopTokenIDs, vocab)
 }
 
 func (r *Request) checkInput(lim Limits) *Error {
@@ -154,7 +154,7 @@ func (r *Request) checkInput(lim Limits) *Error {
 		if r.Messages == nil {
 			return Invalid("messages", "messages is missing")
 		}
-		return checkVocab("prompt_token_ids", r.PromptTokenIDs, lim.VocabSize)
+		return CheckVocab("prompt_token_ids", r.PromptTokenIDs, lim.VocabSize)
 	}
 	if len(r.Prompts) == 0 {
 		return Invalid("prompt", "prompt is missing")
@@ -170,17 +170,18 @@ func (r *Request) checkInput(lim Limits) *Error {
 			return Invalid("prompt", "prompt %d has %d tokens; this model's context of %d leaves no room for an answer",
 				i, len(p.IDs), lim.ContextLen)
 		}
-		if e := checkVocab("prompt", p.IDs, lim.VocabSize); e != nil {
+		if e := CheckVocab("prompt", p.IDs, lim.VocabSize); e != nil {
 			return e
 		}
 	}
-	if e := checkVocab("prompt_token_ids", r.PromptTokenIDs, lim.VocabSize); e != nil {
+	if e := CheckVocab("prompt_token_ids", r.PromptTokenIDs, lim.VocabSize); e != nil {
 		return e
 	}
-	return checkVocab("output_token_ids", r.OutputTokenIDs, lim.VocabSize)
+	return CheckVocab("output_token_ids", r.OutputTokenIDs, lim.VocabSize)
 }
 
-func checkVocab(param string, ids []int32, vocab int) *Error {
+// CheckVocab refuses token ids outside the vocabulary. 0: it is not known.
+func CheckVocab(param string, ids []int32, vocab int) *Error {
 	if vocab <= 0 {
 		return nil
 	}

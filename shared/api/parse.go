@@ -166,14 +166,23 @@ func (r *Request) setBasic(key, v []byte) (bool, error) {
 
 func ptr[T any](v T) *T { return &v }
 
-// setConversation reads TensorRT-LLM's spelling, which goes before the other.
-func (r *Request) setConversation(v []byte) error {
+// splitOnce splits an object that has no member twice; want says what it should be.
+func splitOnce(v []byte, want errorWant) ([]Field, error) {
 	fields, err := SplitObject(nil, v)
 	if err != nil {
-		return errorWant("an object with a conversation_id")
+		return nil, want
 	}
 	if e := checkDuplicates(fields); e != nil {
-		return e
+		return nil, e
+	}
+	return fields, nil
+}
+
+// setConversation reads TensorRT-LLM's spelling, which goes before the other.
+func (r *Request) setConversation(v []byte) error {
+	fields, err := splitOnce(v, "an object with a conversation_id")
+	if err != nil {
+		return err
 	}
 	for _, f := range fields {
 		if string(f.Key) == "conversation_id" && !isNull(f.Value) {
@@ -199,12 +208,9 @@ func decodeRetention(v []byte) (pin bool, err error) {
 }
 
 func (r *Request) setStreamOptions(v []byte) error {
-	fields, err := SplitObject(nil, v)
+	fields, err := splitOnce(v, "an object")
 	if err != nil {
-		return errorWant("an object")
-	}
-	if e := checkDuplicates(fields); e != nil {
-		return e
+		return err
 	}
 	for _, f := range fields {
 		if string(f.Key) == "include_usage" && !isNull(f.Value) {

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+
+	"meridian.internal/shared/jsonline"
 )
 
 const (
@@ -239,15 +241,8 @@ func (s *scanner) literal(want string) {
 	s.i += len(want)
 }
 
-// Words of eight equal bytes.
-const ones, tops = 0x0101010101010101, 0x8080808080808080
-
-// special has top bits where a word may have a quote, a backslash or a control character: none when it has none. A byte below c
-// leaves its top bit in (w - c·ones) & ^w, and a byte of 0 is below 1; what is XORed here leaves the top bits of w as they are.
-func special(w uint64) uint64 {
-	quote, slash := w^(ones*'"'), w^(ones*'\\')
-	return ((quote - ones) | (slash - ones) | (w - ones*0x20)) &^ w
-}
+// tops are the top bits of a word of eight bytes.
+const tops = 0x8080808080808080
 
 // plain walks over the next bytes that are neither a quote nor a backslash nor a control character, as far as words of eight
 // bytes show it, four at a time while there are many: a long prompt is one string.
@@ -256,7 +251,7 @@ func (s *scanner) plain() {
 	for len(rest) >= 32 {
 		a, b := binary.LittleEndian.Uint64(rest), binary.LittleEndian.Uint64(rest[8:])
 		c, d := binary.LittleEndian.Uint64(rest[16:]), binary.LittleEndian.Uint64(rest[24:])
-		if (special(a)|special(b)|special(c)|special(d))&tops != 0 {
+		if (jsonline.Special(a)|jsonline.Special(b)|jsonline.Special(c)|jsonline.Special(d))&tops != 0 {
 			break
 		}
 		seen |= a | b | c | d
@@ -264,7 +259,7 @@ func (s *scanner) plain() {
 	}
 	for len(rest) >= 8 {
 		w := binary.LittleEndian.Uint64(rest)
-		if special(w)&tops != 0 {
+		if jsonline.Special(w)&tops != 0 {
 			break
 		}
 		seen |= w

@@ -24,12 +24,9 @@ func (r *Request) setShape(key, v []byte) (bool, error) {
 
 func (r *Request) setFormat(v []byte) error {
 	const want = errorWant(`an object with a type: "text", "json_object" or "json_schema"`)
-	fields, err := SplitObject(nil, v)
+	fields, err := splitOnce(v, want)
 	if err != nil {
-		return want
-	}
-	if e := checkDuplicates(fields); e != nil {
-		return e
+		return err
 	}
 	for _, f := range fields {
 		if string(f.Key) == "type" {

@@ -188,16 +188,23 @@ func AppendString(b []byte, v string) []byte {
 	return append(b, '"')
 }
 
+// Words of eight equal bytes.
+const ones, tops = 0x0101010101010101, 0x8080808080808080
+
+// Special has top bits where a word of eight bytes may have a quote, a backslash or a control character: none when it has none. A byte
+// below c leaves its top bit in (w - c·ones) & ^w, and a byte of 0 is below 1; what is XORed here leaves the top bits of w as they are.
+func Special(w uint64) uint64 {
+	quote, slash := w^(ones*'"'), w^(ones*'\\')
+	return ((quote - ones) | (slash - ones) | (w - ones*0x20)) &^ w
+}
+
 // plain is how many bytes at the start of v are seen to need no escape, eight at a time.
 func plain(v string) int {
-	const ones, tops = 0x0101010101010101, 0x8080808080808080
 	i := 0
 	for ; i+8 <= len(v); i += 8 {
 		w := uint64(v[i]) | uint64(v[i+1])<<8 | uint64(v[i+2])<<16 | uint64(v[i+3])<<24 |
 			uint64(v[i+4])<<32 | uint64(v[i+5])<<40 | uint64(v[i+6])<<48 | uint64(v[i+7])<<56
-		quote, slash := w^(ones*'"'), w^(ones*'\\')
-		// A byte of 0x80 or more, or one that is 0 or less than a space when less is taken away, has its top bit.
-		if (w|(quote-ones)|(slash-ones)|(w-ones*0x20))&tops != 0 {
+		if (w|Special(w))&tops != 0 {
 			break
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/url"
 	"os"
 	"time"
 
@@ -46,8 +45,8 @@ type options struct {
 
 // Run sends the load.
 func (o *options) Run(ctx context.Context, _ *slog.Logger) error {
-	if u, err := url.Parse(o.URL); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
-		return fmt.Errorf("--url %q: want http://host:port", o.URL)
+	if _, err := serve.HostOf(o.URL); err != nil {
+		return fmt.Errorf("--url %q: %w", o.URL, err)
 	}
 	if o.Model == "" {
 		if err := o.firstModel(ctx); err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -93,8 +92,8 @@ func (o *options) Validate() error {
 		return errors.New("--traces: want a folder")
 	}
 	for _, s := range o.statics() {
-		if u, err := url.Parse(s.URL); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
-			return fmt.Errorf("--%s %q: want http://host:port", s.Role, s.URL)
+		if _, err := serve.HostOf(s.URL); err != nil {
+			return fmt.Errorf("--%s %q: %w", s.Role, s.URL, err)
 		}
 	}
 	if o.Nats != "" {

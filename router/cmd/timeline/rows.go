@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -47,11 +46,11 @@ func (c *rowsCmd) Run(ctx context.Context) error {
 	client := &http.Client{Transport: cluster.Transport(new(http.Transport), func(host string) bool { return named[host] })}
 	var all []*rowFile
 	for _, u := range c.Node {
-		if p, err := url.Parse(u); err != nil || p.Host == "" || (p.Scheme != "http" && p.Scheme != "https") {
-			return fmt.Errorf("node %q: want http://host:port", u)
-		} else {
-			named[p.Host] = true
+		host, err := serve.HostOf(u)
+		if err != nil {
+			return fmt.Errorf("node %q: %w", u, err)
 		}
+		named[host] = true
 		all = append(all, &rowFile{client: client, url: strings.TrimSuffix(u, "/"), dir: c.Output})
 	}
 	tick := time.NewTicker(c.Every)
