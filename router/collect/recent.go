@@ -99,10 +99,10 @@ func (c *Collector) Await(ctx context.Context, id string) (json.RawMessage, bool
 	if line, ok := c.Find(id); ok {
 		return line, true
 	}
+	making := c.making(ctx, id)
 	look := time.NewTicker(awaitEvery)
 	defer look.Stop()
 	for {
-		making := c.making(ctx, id)
 		if line, _, _ := c.recent.find(id); line != nil || !making { // it may have been made before the question was answered
 			return line, line != nil
 		}
