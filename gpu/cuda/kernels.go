@@ -30,6 +30,8 @@ var (
 	prefillSource string
 	//go:embed kernels/hopper.cuh
 	hopperHeader string
+	//go:embed kernels/feed.cuh
+	feedHeader string
 	//go:embed kernels/hopper.cu
 	hopperSource string
 	//go:embed kernels/decode.cu
@@ -55,6 +57,7 @@ type features struct {
 	turned  bool // rope handles eight pairs a thread
 	kv8     bool // KV has eight bits
 	narrow  bool // matrices of layers have eight bits a weight
+	eight   bool // products with them of up to 64 rows, for sm_90
 }
 
 // featuresOf must say the same as the conditions in the kernels' source. narrow asks for weights of eight bits.
@@ -63,7 +66,7 @@ func featuresOf(arch int, c *model.Config, kvType string, narrow bool) features 
 	tensor := bf16 && (c.HeadSize == 64 || c.HeadSize == 128)
 	return features{
 		hopper: tensor && arch == 90, tiled: tensor, grouped: tensor && c.Heads/c.KVHeads <= 16,
-		narrow: narrow, kv8: kvType == narrowType, thin: kvType == "bf16" && !narrow && c.HeadSize%16 == 0 && c.Hidden%16 == 0 && c.Intermediate%8 == 0,
+		narrow: narrow, eight: narrow && tensor && arch == 90, kv8: kvType == narrowType, thin: kvType == "bf16" && !narrow && c.HeadSize%16 == 0 && c.Hidden%16 == 0 && c.Intermediate%8 == 0,
 		split:  tensor && arch == 90 && kvType == "bf16" && !narrow && c.Hidden%64 == 0 && c.Heads*c.HeadSize%64 == 0 && c.Intermediate%64 == 0,
 		turned: bf16 && (c.HeadSize == 32 || c.HeadSize == 64 || c.HeadSize == 128 || c.HeadSize == 256),
 	}
@@ -106,10 +109,10 @@ func hopperShared(headSize int) int {
 	return 2*headSize*(64*consumers(headSize)+stages*2*128) + 1024
 }
 
-// productShape is a kernel of kernels/products.cu: for up to so many rows, with rings of so many stages.
-type productShape struct{ rows, split, pair int }
+// productShape is a kernel of kernels/products.cu or product8Split: for up to so many rows, with rings of so many stages.
+type productShape struct{ rows, split, pair, eight int }
 
-var productShapes = []productShape{{16, 10, 10}, {32, 8, 6}, {64, 5, 5}}
+var productShapes = []productShape{{16, 10, 10, 5}, {32, 8, 6, 4}, {64, 5, 5, 3}}
 
 // productShapeOf is the one for a number of rows.
 func productShapeOf(rows int) productShape {
@@ -117,9 +120,11 @@ func productShapeOf(rows int) productShape {
 	return productShapes[i]
 }
 
-// splitShared is a ring of 64 outputs and of the rows, 64 of k each, and room to align it; pairShared likewise, of twice 64 outputs.
+// splitShared is a ring of 64 outputs and of the rows, 64 of k each, and room to align it; pairShared likewise, of twice 64 outputs, and
+// eightShared of twice 64 outputs in eight bits and of the rows, 128 of k each.
 func (s productShape) splitShared() int { return s.split*128*(64+s.rows) + 1024 }
 func (s productShape) pairShared() int  { return s.pair*128*(2*64+s.rows) + 1024 }
+func (s productShape) eightShared() int { return s.eight*128*(2*64+2*s.rows) + 1024 }
 
 // box is how many tokens of a KV block the copy engine brings at a time to the prefill kernel; 0: threads copy.
 func (f features) box(perBlock int) int {
@@ -162,6 +167,11 @@ func (f features) names(headSize int) map[string]int {
 		out["narrowWeights"], out["widenWeights"], out["product8x8"], out["product8x16"] = 0, 0, eightShared, eightShared
 		out["product8x32"], out["product8x64"] = manyShared, manyShared
 	}
+	if f.eight {
+		for _, s := range productShapes {
+			out[fmt.Sprint("product8Split", s.rows)] = s.eightShared()
+		}
+	}
 	if f.split {
 		for _, s := range productShapes {
 			out[fmt.Sprint("splitAdd", s.rows)], out[fmt.Sprint("splitPlain", s.rows)] = s.splitShared(), s.splitShared()
@@ -197,7 +207,7 @@ func source(c *model.Config, info backend.Info, f features) string {
 		fmt.Fprintf(&b, "#define %s %v\n", m.name, m.value)
 	}
 	for _, s := range []string{
-		commonSource, eightHeader, layerSource, attentionSource, tensorSource, prefillSource, hopperHeader, hopperSource, decodeSource, thinSource, productsSource, eightSource, sampleSource,
+		commonSource, eightHeader, layerSource, attentionSource, tensorSource, prefillSource, hopperHeader, feedHeader, hopperSource, decodeSource, thinSource, productsSource, eightSource, sampleSource,
 	} {
 		b.WriteString(s)
 	}

@@ -3,6 +3,8 @@
 package cuda
 
 import (
+	"fmt"
+
 	"meridian.internal/gpu/model"
 )
 
@@ -23,6 +25,10 @@ func (d *device) narrowProduct(rows int, w matrix, p product) {
 		d.keep(d.blas.multiply(d.stream, planKey{m: rows, n: w.n, k: w.k, float: p.float, add: p.add}, p.x, d.wide.at, p.out))
 		return
 	}
+	if d.kernels.has.eight && rows >= leastSplit {
+		d.splitNarrow(rows, w, p)
+		return
+	}
 	name, shared := "product8x64", manyShared
 	switch {
 	case rows <= 8:
@@ -32,10 +38,26 @@ func (d *device) narrowProduct(rows int, w matrix, p product) {
 	case rows <= 32:
 		name = "product8x32"
 	}
-	kind := flag(p.add) | flag(p.float)<<1
 	d.launch(name, grid{x: min((w.n+15)/16, 2*d.cores), threads: 256, shared: shared}, uint64(p.x), uint64(w.at), uint64(w.scales),
-		uint64(p.out), number(w.n), number(w.k), number(rows), kind)
+		uint64(p.out), number(w.n), number(w.k), number(rows), p.kind())
 }
+
+// splitNarrow is one of Hopper's products of up to maxNarrow rows. As many blocks share k as find room on the card and have two chunks of it.
+func (d *device) splitNarrow(rows int, w matrix, p product) {
+	const outputs, chunk, most = 128, 128, 8 // of a block; of k; blocks of a cluster
+	tiles, split := (w.n+outputs-1)/outputs, 1
+	for split < most && 2*split*tiles <= 2*d.cores && w.k/chunk >= 4*split {
+		split *= 2
+	}
+	shape := productShapeOf(rows)
+	d.describeRows(0, w.at, w.n, w.k/2, productOutputs)
+	d.describeRows(1, p.x, rows, w.k, shape.rows)
+	d.launch(fmt.Sprint("product8Split", shape.rows), grid{x: tiles * split, threads: 288, shared: shape.eightShared(), cluster: split, maps: 2},
+		uint64(w.scales), uint64(p.out), number(w.n), number(w.k), number(rows), number(split), p.kind())
+}
+
+// kind is how kernels/eight.cu names what is done with a product.
+func (p product) kind() uint64 { return flag(p.add) | flag(p.float)<<1 }
 
 // scaleKV finds the scales of KV of eight bits from the weights: equal models have equal ones, so that their KV can be handed over.
 func (d *device) scaleKV() error {

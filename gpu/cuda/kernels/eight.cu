@@ -72,7 +72,17 @@ template <int STAGES8> struct Ring8 {
   }
 };
 
-// product8 is out = x w^T (+ out) for up to MT * 8 rows of x. kind: 1 adds, 2 writes float (else T). The order of k is permuted
+// put8 stores an element of a product. kind: 1 adds, 2 writes float (else T).
+__device__ __forceinline__ void put8(void* out, float v, size_t at, int kind) {
+  if (kind & 2) {
+    float* to = (float*)out + at;
+    *to = kind & 1 ? *to + v : v;
+  } else {
+    ((T*)out)[at] = narrow(v);
+  }
+}
+
+// product8 is out = x w^T (+ out) for up to MT * 8 rows of x. The order of k is permuted
 // equally in both operands, so that a lane reads 16 weights at a time. Few rows hold all their inputs of a chunk before they wait
 // for the weights; many take a quarter at a time, which the first cache has.
 template <int MT> __device__ __forceinline__ void product8(const T* x, const u8* w, const float* scales, void* out, int n, int k, int rows, int kind) {
@@ -141,13 +151,7 @@ template <int MT> __device__ __forceinline__ void product8(const T* x, const u8*
       float sum = 0.f;
 #pragma unroll
       for (int j = 0; j < EIGHT_WARPS; j++) sum += sums[j][row][i];
-      sum *= scales[at];
-      if (kind & 2) {
-        float* to = (float*)out + (size_t)row * n + at;
-        *to = kind & 1 ? *to + sum : sum;
-      } else {
-        ((T*)out)[(size_t)row * n + at] = narrow(sum);
-      }
+      put8(out, sum * scales[at], (size_t)row * n + at, kind);
     }
   }
   arrived<0>();
@@ -161,4 +165,125 @@ EIGHT(product8x8, 1)
 EIGHT(product8x16, 2)
 EIGHT(product8x32, 4)
 EIGHT(product8x64, 8)
+
+#if HOPPER
+#define EIGHT_OUTPUTS 128                                // of a block of product8Split; also known to the host
+#define EIGHT_SLOTS(N) (N == 16 ? 5 : N == 32 ? 4 : 3)  // of its ring, likewise
+
+// mmaHeld adds a product of 16 of k, 64 outputs, of whose weights each thread holds eight, by N rows, to d.
+template <int N> __device__ __forceinline__ void mmaHeld(float* d, const u32* a, u64 b);
+template <> __device__ __forceinline__ void mmaHeld<16>(float* d, const u32* a, u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7"
+      "}, {%8, %9, %10, %11}, %12, 1, 1, 1, 0;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <> __device__ __forceinline__ void mmaHeld<32>(float* d, const u32* a, u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+      "}, {%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <> __device__ __forceinline__ void mmaHeld<64>(float* d, const u32* a, u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
+      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+      "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+        "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]),
+        "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// multiply8 is the work of four warps: d are the sums of the 64 outputs of a box, in the order of the matrix instructions. Each thread widens
+// the weights that it holds for these, half a chunk while the half before is multiplied.
+template <int N, int SLOTS> __device__ __forceinline__ void multiply8(const Feed<N, SLOTS, 2, 2>& ring, const char* memory, float* d, int box, int chunks) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const char* mine = memory + box * ring.W + ((threadIdx.x / 32 & 3) * 16 + g) * 128 + 2 * t;
+  u32 a[2][4][4];
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) d[i] = 0.f;
+  for (int i = 0; i < chunks; i++) {
+    const char* weights = mine + i % SLOTS * ring.BYTES;
+    const u32 b = operand(ring.stage(i) + 2 * ring.W, 16);
+    barrierWait(ring.full + i % SLOTS * 8, i / SLOTS & 1);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      wgWait<1>();  // what this half held before has been multiplied
+      if (half == 1 && i > 0 && lane == 0) barrierArrive(ring.empty + (i - 1) % SLOTS * 8);
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const char* at = weights + (((half * 4 + j) ^ g) << 4);
+        auto four = [](const char* p) { return (u32) * (const u16*)p | (u32) * (const u16*)(p + 8) << 16; };
+        widen8(four(at), a[half][j][0], a[half][j][2]);
+        widen8(four(at + 8 * 128), a[half][j][1], a[half][j][3]);
+      }
+      wgFence();
+#pragma unroll
+      for (int j = 0; j < 4; j++) mmaHeld<N>(d, a[half][j], matrix(b + half * N * 128 / 16 + 2 * j));
+      wgCommit();
+    }
+  }
+  wgWait<0>();
+}
+
+// product8Split is product8 for up to N rows: grid (n / 128 * split), clusters of split blocks, 288 threads: four warps multiply with 64
+// outputs and four with the next ones; the ninth asks for what they need. k is split over the blocks of a cluster; each gives what it has for
+// some of the outputs to the block that adds these. weights is (k / 2, outputs) pairs of bytes, inputs (k, rows).
+template <int N> __device__ __forceinline__ void product8Split(const Map* weights, const Map* inputs, const float* scales, void* out, int n, int k, int rows, int split, int kind) {
+  extern __shared__ __align__(1024) char feeds[];
+  __shared__ u64 barriers[2 * EIGHT_SLOTS(N)];
+  FIRST;
+  const int lane = threadIdx.x & 31, warp = together(threadIdx.x / 32), rank = blockIdx.x % split, tile = blockIdx.x / split * EIGHT_OUTPUTS;
+  const int chunks = ((k + 127) / 128 - rank + split - 1) / split, warps = 8 / split;  // whose outputs a block adds
+  const int outputs[2] = {tile, tile + 64};
+  Feed<N, EIGHT_SLOTS(N), 2, 2> ring;
+  ring.begin(feeds, barriers, 8);
+  char* memory = feeds + (ring.at - sharedAt(feeds));
+  float d[N / 2];
+  if (warp == 8) {
+    if (lane == 0) ring.bring(weights, inputs, rank, split, chunks, outputs);
+    __syncwarp();
+  } else {
+    AFTER;
+    multiply8(ring, memory, d, warp / 4, chunks);
+  }
+  clusterArrive();
+  clusterWait();  // all blocks have read their rings, which now take parts: of each block and warp, 16 outputs, rows, and a shift of banks
+  if (warp < 8) {
+    const u32 to = atBlock(ring.at + (((rank * warps + warp % warps) * 16 + (lane >> 2)) * (N + 2) + 2 * (lane & 3)) * 4, warp / warps);
+#pragma unroll
+    for (int i = 0; i < N / 2; i += 2) give(to + ((i & 2) * 4 * (N + 2) + i / 4 * 8) * 4, d[i], d[i + 1]);
+  }
+  clusterArrive();
+  clusterWait();
+  if (warp == 8) return;
+  const int m = threadIdx.x % 16;
+  for (int w = 0; w < warps; w++) {
+    int at = tile + (rank * warps + w) * 16 + m;
+    for (int row = threadIdx.x / 16; row < rows && at < n; row += 16) {
+      float sum = 0.f;
+      for (int block = 0; block < split; block++) sum += ((const float*)memory)[((block * warps + w) * 16 + m) * (N + 2) + row];
+      put8(out, sum * scales[at], (size_t)row * n + at, kind);
+    }
+  }
+}
+
+#define EIGHT_SPLIT(N)                                                                                                                            \
+  extern "C" __global__ void __launch_bounds__(288, 2) product8Split##N(const __grid_constant__ Map weights, const __grid_constant__ Map inputs,  \
+                                                                        const float* scales, void* out, int n, int k, int rows, int split,       \
+                                                                        int kind) {                                                              \
+    product8Split<N>(&weights, &inputs, scales, out, n, k, rows, split, kind);                                                                   \
+  }
+EIGHT_SPLIT(16)
+EIGHT_SPLIT(32)
+EIGHT_SPLIT(64)
+#endif
 #endif

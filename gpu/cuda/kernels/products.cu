@@ -38,76 +38,23 @@ template <> __device__ __forceinline__ void mmaRows<64>(float* d, u64 a, u64 b, 
       : "l"(a), "l"(b), "r"(add));
 }
 
-// clusterArrive and clusterWait are the halves of a barrier of all threads of the cluster, behind which they see what the others wrote.
-__device__ __forceinline__ void clusterArrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void clusterWait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// atBlock is where `at` of one's own shared memory is in that of a block of the cluster, and give writes there.
-__device__ __forceinline__ u32 atBlock(u32 at, int block) {
-  u32 a;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(at), "r"(block));
-  return a;
+// multiply is the work of four warps: d are the sums of the 64 outputs of a box, in the order of the matrix instructions.
+template <int N, int SLOTS, int BOXES> __device__ __forceinline__ void multiply(const Feed<N, SLOTS, BOXES, 1>& ring, float* d, int box, int chunks) {
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) d[i] = 0.f;  // there may be no chunk
+  for (int i = 0; i < chunks; i++) {
+    const u32 a = operand(ring.stage(i) + box * ring.W, 16), b = operand(ring.stage(i) + BOXES * ring.W, 16);
+    barrierWait(ring.full + i % SLOTS * 8, i / SLOTS & 1);
+    wgFence();
+#pragma unroll
+    for (int j = 0; j < 4; j++) mmaRows<N>(d, matrix(a + 2 * j), matrix(b + 2 * j), i > 0 || j > 0);
+    wgCommit();
+    if (i == 0) continue;
+    wgWait<1>();
+    if ((threadIdx.x & 31) == 0) barrierArrive(ring.empty + (i - 1) % SLOTS * 8);
+  }
+  wgWait<0>();
 }
-__device__ __forceinline__ void give(u32 at, float x, float y) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
-}
-
-// Feed is where a block's weights and inputs are: a ring of SLOTS stages, of BOXES times 64 outputs and of N rows, 64 of k each.
-template <int N, int SLOTS, int BOXES> struct Feed {
-  static constexpr u32 W = 64 * 128, BYTES = BOXES * W + N * 128;
-  u32 at, full, empty;  // shared memory; barriers
-  __device__ __forceinline__ u32 stage(int i) const { return at + i % SLOTS * BYTES; }
-
-  // begin is for all threads of a block, of which `warps` warps read the ring.
-  __device__ __forceinline__ void begin(char* memory, u64* barriers, int warps) {
-    at = together((sharedAt(memory) + 1023) & ~1023u);
-    full = together(sharedAt(barriers));
-    empty = full + SLOTS * 8;
-    if (threadIdx.x < SLOTS) {
-      barrierInit(full + threadIdx.x * 8, 1);
-      barrierInit(empty + threadIdx.x * 8, warps);
-      seen();
-    }
-    __syncthreads();
-  }
-
-  // bring is the work of one thread: chunks of 64 of k, the first one and every step-th behind it; outputs are the first ones of each box.
-  __device__ __forceinline__ void bring(const Map* weights, const Map* inputs, int first, int step, int chunks, const int* outputs) const {
-    auto weight = [&](int i) {
-      barrierExpect(full + i % SLOTS * 8, BYTES);
-#pragma unroll
-      for (int b = 0; b < BOXES; b++) bring2(stage(i) + b * W, weights, (first + step * i) * 64, outputs[b], full + i % SLOTS * 8);
-    };
-    auto input = [&](int i) { bring2(stage(i) + BOXES * W, inputs, (first + step * i) * 64, 0, full + i % SLOTS * 8); };
-    prefetch(inputs);
-    const int early = min(SLOTS, chunks);
-    for (int i = 0; i < early; i++) weight(i);
-    AFTER;
-    for (int i = 0; i < early; i++) input(i);
-    for (int i = early; i < chunks; i++) {
-      barrierWait(empty + i % SLOTS * 8, (i / SLOTS & 1) ^ 1);
-      weight(i);
-      input(i);
-    }
-  }
-
-  // multiply is the work of four warps: d are the sums of the 64 outputs of a box, in the order of the matrix instructions.
-  __device__ __forceinline__ void multiply(float* d, int box, int chunks) const {
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) d[i] = 0.f;  // there may be no chunk
-    for (int i = 0; i < chunks; i++) {
-      const u32 a = operand(stage(i) + box * W, 16), b = operand(stage(i) + BOXES * W, 16);
-      barrierWait(full + i % SLOTS * 8, i / SLOTS & 1);
-      wgFence();
-#pragma unroll
-      for (int j = 0; j < 4; j++) mmaRows<N>(d, matrix(a + 2 * j), matrix(b + 2 * j), i > 0 || j > 0);
-      wgCommit();
-      if (i == 0) continue;
-      wgWait<1>();
-      if ((threadIdx.x & 31) == 0) barrierArrive(empty + (i - 1) % SLOTS * 8);
-    }
-    wgWait<0>();
-  }
-};
 
 // rowScale is the factor of the norm of a row, of which 16 threads beside each other ask.
 __device__ __forceinline__ float rowScale(const float* squares, int row) {
@@ -130,7 +77,7 @@ template <int N, bool ADDS> __device__ __forceinline__ void split(const Map* wei
   FIRST;
   const int lane = threadIdx.x & 31, warp = together(threadIdx.x / 32), rank = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT * 64;
   const int chunks = (k / 64 - rank + SPLIT - 1) / SPLIT;
-  Feed<N, SPLIT_STAGES(N), 1> ring;
+  Feed<N, SPLIT_STAGES(N), 1, 1> ring;
   ring.begin(feeds, barriers, 4);
   clusterArrive();
   float held[N / 8];  // of the stream, or the factors of the rows; read early
@@ -148,7 +95,7 @@ template <int N, bool ADDS> __device__ __forceinline__ void split(const Map* wei
       held[q] = ADDS ? ((const float*)out)[(size_t)row * n + at] : rowScale(squares, row);
     }
     float d[N / 2];
-    ring.multiply(d, 0, chunks);
+    multiply(ring, d, 0, chunks);
     clusterWait();  // all blocks are there
     const u32 to = atBlock(sharedAt(&parts[rank][lane >> 2][2 * (lane & 3)]), warp);
 #pragma unroll
@@ -188,7 +135,7 @@ template <int N> __device__ __forceinline__ void pair(const Map* weights, const 
   FIRST;
   const int lane = threadIdx.x & 31, warp = together(threadIdx.x / 32), chunks = HIDDEN / 64;
   const int outputs[2] = {(int)blockIdx.x * 64, INTER + (int)blockIdx.x * 64};
-  Feed<N, PAIR_STAGES(N), 2> ring;
+  Feed<N, PAIR_STAGES(N), 2, 1> ring;
   ring.begin(feeds, barriers, 8);
   if (warp == 8) {
     if (lane == 0) ring.bring(weights, inputs, 0, 1, chunks, outputs);
@@ -203,7 +150,7 @@ template <int N> __device__ __forceinline__ void pair(const Map* weights, const 
     if (threadIdx.x % 16 == 0) scales[row] = s;
   }
   float d[N / 2];
-  ring.multiply(d, warp / 4, chunks);
+  multiply(ring, d, warp / 4, chunks);
   asm volatile("bar.sync 1, 256;" ::: "memory");  // all have read the ring
   float* ups = (float*)(feeds + (ring.at - sharedAt(feeds))) + threadIdx.x % 128;
   if (warp >= 4)
