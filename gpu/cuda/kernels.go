@@ -63,11 +63,12 @@ type features struct {
 // featuresOf must say the same as the conditions in the kernels' source. narrow asks for weights of eight bits.
 func featuresOf(arch int, c *model.Config, kvType string, narrow bool) features {
 	bf16 := kvType != "f32"
+	wide := bf16 && !narrow // all weights have sixteen bits
 	tensor := bf16 && (c.HeadSize == 64 || c.HeadSize == 128)
 	return features{
 		hopper: tensor && arch == 90, tiled: tensor, grouped: tensor && c.Heads/c.KVHeads <= 16,
-		narrow: narrow, eight: narrow && tensor && arch == 90, kv8: kvType == narrowType, thin: kvType == "bf16" && !narrow && c.HeadSize%16 == 0 && c.Hidden%16 == 0 && c.Intermediate%8 == 0,
-		split:  tensor && arch == 90 && kvType == "bf16" && !narrow && c.Hidden%64 == 0 && c.Heads*c.HeadSize%64 == 0 && c.Intermediate%64 == 0,
+		narrow: narrow, eight: narrow && tensor && arch == 90, kv8: kvType == narrowType, thin: wide && c.HeadSize%16 == 0 && c.Hidden%16 == 0 && c.Intermediate%8 == 0,
+		split:  tensor && arch == 90 && wide && c.Hidden%64 == 0 && c.Heads*c.HeadSize%64 == 0 && c.Intermediate%64 == 0,
 		turned: bf16 && (c.HeadSize == 32 || c.HeadSize == 64 || c.HeadSize == 128 || c.HeadSize == 256),
 	}
 }
@@ -180,7 +181,11 @@ func (f features) names(headSize int) map[string]int {
 	}
 	if f.thin {
 		out["embedThin"] = 0
-		for _, kind := range []string{"thinRotate", "thinGate", "thinAdd", "thinPlain"} {
+		kinds := []string{"thinGate", "thinAdd", "thinPlain"}
+		if !f.kv8 {
+			kinds = append(kinds, "thinRotate")
+		}
+		for _, kind := range kinds {
 			out[kind+"8"], out[kind+"16"] = thinShared, thinShared
 		}
 	}

@@ -131,9 +131,14 @@ func TestNarrowKVIsReadAlikeByAllKernels(t *testing.T) {
 			if !(far.error() < loose) {
 				t.Errorf("%g away from bf16", far.error())
 			}
+			// Kernels that round their products differently store some elements as the next number of eight bits. That is less than what
+			// eight bits cost; a wrong place, turn or scale is far more.
 			for _, chunk := range []int{41, 7, 1} {
-				if worst := farthest(want, allLogprobs(t, narrow, tokens, chunk)); !(worst < 0.15) {
-					t.Errorf("chunks of %d: %g away from one of 300", chunk, worst)
+				var a agreement
+				a.add(want, allLogprobs(t, narrow, tokens, chunk))
+				t.Logf("chunks of %d: error of log probabilities against one of 300: %.2f %% of their spread", chunk, 100*a.error())
+				if !(a.error() < far.error()) {
+					t.Errorf("chunks of %d: %g away from one of 300, eight bits from bf16 %g", chunk, a.error(), far.error())
 				}
 			}
 			for _, n := range []int{1, 8, 40} {

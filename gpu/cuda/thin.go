@@ -44,7 +44,7 @@ func (d *device) thin(p pass) {
 		switch {
 		case splits:
 			d.split("splitPlain", p, l.qkv, qkv)
-		case l.qNorm != 0:
+		case l.qNorm != 0 || d.kernels.has.kv8:
 			d.thinProduct("thinPlain", p, l.qkv, qkv)
 		default:
 			qkv.a, qkv.b, qkv.layer = l.qkvBias, d.kvOf(i), d.place(i)

@@ -205,8 +205,10 @@ template <int MT, int KIND> __device__ __forceinline__ void thin(const Thin& p) 
                                                             const float2* turns, int layer) {                                 \
     thin<MT, KIND>(Thin{meta, x, w, n, k, rows, squares, a, b, out, turns, layer});                                            \
   }
+#if !KV8  // attention, or rope, puts KV of eight bits into its blocks
 THIN(thinRotate8, 1, ROTATE)
 THIN(thinRotate16, 2, ROTATE)
+#endif
 THIN(thinGate8, 1, GATE)
 THIN(thinGate16, 2, GATE)
 THIN(thinAdd8, 1, ADD)
