@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,6 +28,8 @@ const (
 	maxClients = 4096
 	// pairMaxAge is how old the (steady, raw) pair in a reply may be: a slew of 500 ppm moves it by 0.1 µs in that time.
 	pairMaxAge = 200 * time.Millisecond
+	// answered is how many seqs of a client are known as answered: more than a client has under way (a volley of clocksync/probe).
+	answered = 8
 )
 
 // Options of a responder.
@@ -62,6 +65,19 @@ type client struct {
 	seq uint32 // of the newest reply whose kernel stamp is known
 	tx  stamp.TX
 	has bool
+
+	answered [answered]uint32 // seqs that were answered last
+	next     int              // place in it
+}
+
+// first says whether no request with this seq was answered lately.
+func (c *client) first(seq uint32) bool {
+	if slices.Contains(c.answered[:], seq) {
+		return false
+	}
+	c.answered[c.next] = seq
+	c.next = (c.next + 1) % answered
+	return true
 }
 
 type sent struct {
@@ -196,27 +212,38 @@ func (r *Responder) collect() {
 		if s, ok := r.pending[tx.ID]; ok {
 			delete(r.pending, tx.ID)
 			if c := r.clients[s.to]; c != nil {
-				*c = client{seq: s.seq, tx: tx, has: true}
+				c.seq, c.tx, c.has = s.seq, tx, true
 			}
 		}
 		return len(r.pending) > 0
 	})
 }
 
+// remember awaits the kernel's stamp of a reply. Not that of a second reply with one seq, to a request that the path duplicated or
+// somebody sent again: the client has taken the first one, perhaps, and a stamp of the second would lie after its arrival.
 func (r *Responder) remember(id uint32, s sent) {
+	c := r.clients[s.to]
+	if c == nil {
+		c = r.welcome(s.to)
+	}
+	if !c.first(s.seq) {
+		return
+	}
 	if len(r.pending) >= maxClients {
 		clear(r.pending) // stamps that do not come: some driver gives none
 	}
 	r.pending[id] = s
-	if r.clients[s.to] != nil {
-		return
-	}
+}
+
+func (r *Responder) welcome(from netip.AddrPort) *client {
 	if len(r.order) >= maxClients {
 		delete(r.clients, r.order[0])
 		r.order = r.order[1:]
 	}
-	r.clients[s.to] = &client{}
-	r.order = append(r.order, s.to)
+	c := &client{}
+	r.clients[from] = c
+	r.order = append(r.order, from)
+	return c
 }
 
 func (r *Responder) readPair() {

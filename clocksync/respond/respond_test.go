@@ -163,3 +163,26 @@ func TestTheAdvertisedAddressHasTheRealPort(t *testing.T) {
 		t.Errorf("advertised %q", got)
 	}
 }
+
+// A path may duplicate a request, and somebody may send it again. The sender takes the first reply: if the stamp of a later one were told
+// as the time that it left, it would have come before it was sent.
+func TestTheStampOfAReplyIsThatOfTheFirstOne(t *testing.T) {
+	s := steady(t)
+	r := serve(t, s, Options{})
+	if !r.sock.Kernel() {
+		t.Skip("the kernel gives no packet stamps here")
+	}
+	c := dial(t, r)
+	ask(t, c, ntp.Packet{Seq: 100})
+	came := s.Now()
+	ask(t, c, ntp.Packet{Seq: 100})
+	next, _ := ask(t, c, ntp.Packet{Seq: 101, PrevSeq: 100})
+	if next.HasPrevTX && next.PrevTX > came+int64(next.ErrNS) {
+		t.Errorf("the reply that came at %d was sent at %d, as is said", came, next.PrevTX)
+	}
+	ask(t, c, ntp.Packet{Seq: 100}) // once more, when another exchange has followed
+	last, _ := ask(t, c, ntp.Packet{Seq: 101, PrevSeq: 100})
+	if last.HasPrevTX && last.PrevTX > came+int64(last.ErrNS) {
+		t.Errorf("the reply that came at %d was sent at %d, as is said", came, last.PrevTX)
+	}
+}
