@@ -369,6 +369,9 @@ func (e *Estimator) Hint(x ntp.Exchange) bool {
 	b := bestOf{}
 	b.take(x)
 	xl, xu := s.x(x.T2), s.x(x.T3)
+	if xl < s.first && len(e.closed) > 0 {
+		return true // it began before the step that the segment follows, and must not stretch the segment back over that
+	}
 	blo, bup := b.in(s)
 	lo2, up2, ok1 := s.bounds(xl)
 	lo3, up3, ok2 := s.bounds(xu)

@@ -361,3 +361,24 @@ func BenchmarkBurst(b *testing.B) {
 		})
 	}
 }
+
+// A request that waited for long began before a step of the clock and ends after it.
+func TestAHintThatBeganBeforeAStepDoesNotReachBackOverIt(t *testing.T) {
+	l := newLab(0)
+	steady := l.offset
+	l.offset = func(t float64) float64 {
+		if t >= 100.5*sec {
+			return steady(t) + 1e6
+		}
+		return steady(t)
+	}
+	e := New(refID, localID, Config{})
+	if bad := l.feed(e, 10*sec, 102*sec); len(bad) != 1 || !bad[0].Step {
+		t.Fatalf("bad verdicts %+v, want one step", bad)
+	}
+	began, ended := l.burst(95*sec, 1).Exchanges[0], l.burst(101.3*sec, 1).Exchanges[0]
+	e.Hint(ntp.Exchange{T1: began.T1, T2: began.T2, T3: ended.T3, T4: ended.T4, ErrNS: 1})
+	for _, at := range []float64{90 * sec, 97 * sec, 100 * sec, 101 * sec, 102 * sec} {
+		l.check(t, e, at)
+	}
+}
