@@ -29,7 +29,7 @@ func (e *Estimator) At(n int64) (Interval, bool) {
 			b, ok2 := next.at(n)
 			return union(a, b), ok1 && ok2
 		}
-		if s.contains(s.x(n)) || i == 0 {
+		if s.contains(s.x(n)) || i == 0 && !e.forgot {
 			return s.at(n)
 		}
 		next = s

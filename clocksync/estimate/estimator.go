@@ -82,6 +82,7 @@ type Estimator struct {
 	local  clock.ID
 	cur    *segment
 	closed []*segment // older, oldest first
+	forgot bool       // there were others before those
 	stats  Stats
 	fails  []int64 // local ns of failed predictions, newest last
 	clean  int     // good bursts since the last failure
@@ -336,7 +337,7 @@ func (s *segment) hold(b bestOf, v *Verdict) {
 func (e *Estimator) close() {
 	e.closed = append(e.closed, e.cur)
 	if len(e.closed) > maxClosed {
-		e.closed = e.closed[1:]
+		e.closed, e.forgot = e.closed[1:], true
 	}
 }
 

@@ -382,3 +382,17 @@ func TestAHintThatBeganBeforeAStepDoesNotReachBackOverIt(t *testing.T) {
 		l.check(t, e, at)
 	}
 }
+
+// Of a clock that was stepped often the oldest segments are forgotten: what was before those that are left lies beyond a step.
+func TestNothingIsKnownOfBeforeTheOldestStepThatIsRemembered(t *testing.T) {
+	l := newLab(0)
+	steady := l.offset
+	l.offset = func(t float64) float64 { return steady(t) + 50e6*math.Floor(t/(70*sec)) }
+	e := New(refID, localID, Config{})
+	l.feed(e, 10*sec, (maxClosed+3)*70*sec)
+	if iv, ok := e.At(l.local(20 * sec)); ok {
+		t.Errorf("a stamp of before the forgotten steps: %+v, the truth is %.0f", iv, l.offset(20*sec))
+	}
+	l.check(t, e, (maxClosed+2)*70*sec-10*sec)
+	l.check(t, e, 5*70*sec)
+}
