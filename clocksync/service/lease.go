@@ -28,10 +28,10 @@ type lease struct {
 	conn *bus.Conn
 	me   string
 	log  *slog.Logger
-	rev  uint64    // of our entry
-	till time.Time // our lead ends, by our own clock
+	rev  uint64 // of our entry
 
 	leads atomic.Bool
+	till  atomic.Pointer[time.Time] // our lead ends, by our own clock; set before leads
 	taken atomic.Int64
 }
 
@@ -39,8 +39,8 @@ func newLease(conn *bus.Conn, me string, log *slog.Logger) *lease {
 	return &lease{conn: conn, me: me, log: log}
 }
 
-// held says whether this daemon leads now.
-func (l *lease) held() bool { return l.leads.Load() }
+// held says whether this daemon leads now. It looks at the time itself: run may wait for NATS, or the process was stopped.
+func (l *lease) held() bool { return l.leads.Load() && time.Now().Before(*l.till.Load()) }
 
 func (l *lease) run(ctx context.Context) error {
 	if err := l.conn.Ready(ctx); err != nil {
@@ -54,9 +54,8 @@ func (l *lease) run(ctx context.Context) error {
 		}
 		if l.held() {
 			wait = leaseRenew
-			if time.Now().After(l.till) {
-				l.set(false)
-			}
+		} else {
+			l.set(false)
 		}
 		t := time.NewTimer(wait)
 		select {
@@ -78,7 +77,7 @@ func (l *lease) try(ctx context.Context) error {
 		return err
 	}
 	var rev uint64
-	if l.held() {
+	if l.leads.Load() {
 		rev, err = kv.Update(ctx, leaseKey, []byte(l.me), l.rev)
 		if errors.Is(err, jetstream.ErrKeyExists) { // somebody else's revision: the entry ended in between
 			l.set(false)
@@ -89,7 +88,9 @@ func (l *lease) try(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("take the lease %s: %w", leaseKey, err)
 	}
-	l.rev, l.till = rev, started.Add(leaseTTL-leaseRenew)
+	till := started.Add(leaseTTL - leaseRenew)
+	l.rev = rev
+	l.till.Store(&till)
 	l.set(true)
 	return nil
 }
@@ -120,7 +121,7 @@ func (l *lease) set(leads bool) {
 
 // release frees the place at once when the daemon stops.
 func (l *lease) release() {
-	if !l.held() || !l.conn.Connected() {
+	if !l.leads.Load() || !l.conn.Connected() {
 		return
 	}
 	l.leads.Store(false)
