@@ -235,13 +235,13 @@ func (t *Tracker) Now() (State, bool) {
 			es = append(es, e)
 		}
 	}
-	won, agree, ok := vote(in, len(t.servers))
+	voted, ok := vote(in, len(t.servers))
 	if !ok {
 		return st, false
 	}
 	best := clock.Estimate{State: clock.Void}
 	for i, k := range at {
-		if !in[k].contains(won) {
+		if !in[k].contains(voted.won) {
 			continue
 		}
 		st.Servers[i].Agrees = true
@@ -249,9 +249,9 @@ func (t *Tracker) Now() (State, bool) {
 			best = es[k]
 		}
 	}
-	best.OffsetNS = min(max(best.OffsetNS, won.lo), won.up)
-	best.LowerNS, best.UpperNS = won.lo, won.up
+	best.OffsetNS = min(max(best.OffsetNS, voted.won.lo), voted.won.up)
+	best.LowerNS, best.UpperNS = voted.bound.lo, voted.bound.up
 	best.Transport = "ntp"
-	st.Estimate, st.Bound, st.Agree = best, best.BoundNS(), agree
+	st.Estimate, st.Bound, st.Agree = best, best.BoundNS(), voted.agree
 	return st, true
 }

@@ -94,6 +94,20 @@ func TestTheMajorityOutvotesALiar(t *testing.T) {
 	})
 }
 
+// A liar that is off by less than the answers are good cannot be told, but it must not make the bound miss.
+func TestALiarThatMeetsTheOthersDoesNotMakeTheBoundMiss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		liar := good()
+		liar.lie = 300 * time.Microsecond
+		tr, s := tracker(t, map[string]fake{"a": good(), "b": good(), "liar": liar})
+		run(t, tr, 70*time.Second)
+		st, ok := tr.Now()
+		if truth := wall(s); !ok || st.LowerNS > truth || st.UpperNS < truth || st.OffsetNS < st.LowerNS || st.OffsetNS > st.UpperNS {
+			t.Errorf("state %+v %v, the truth is %d", st, ok, truth)
+		}
+	})
+}
+
 func TestWithoutAMajorityThereIsNoUTC(t *testing.T) {
 	lie := func(d time.Duration) fake { f := good(); f.lie = d; return f }
 	for name, servers := range map[string]map[string]fake{
@@ -142,20 +156,21 @@ func TestVotes(t *testing.T) {
 		name       string
 		in         []interval
 		configured int
-		want       interval
-		agree      int
+		want       election
 		ok         bool
 	}{
-		{"nobody", nil, 3, interval{}, 0, false},
-		{"one alone", []interval{{1, 5}}, 1, interval{1, 5}, 1, true},
-		{"one of two is no majority", []interval{{1, 5}}, 2, interval{1, 5}, 1, false},
-		{"two that touch", []interval{{1, 5}, {5, 9}}, 2, interval{5, 5}, 2, true},
-		{"a liar apart", []interval{{1, 5}, {3, 9}, {100, 101}}, 3, interval{3, 5}, 2, true},
-		{"one within another", []interval{{1, 9}, {3, 4}, {2, 8}}, 3, interval{3, 4}, 3, true},
+		{"nobody", nil, 3, election{}, false},
+		{"one alone", []interval{{1, 5}}, 1, election{interval{1, 5}, 1, interval{1, 5}}, true},
+		{"one of two is no majority", []interval{{1, 5}}, 2, election{interval{1, 5}, 1, interval{}}, false},
+		{"two that touch", []interval{{1, 5}, {5, 9}}, 2, election{interval{5, 5}, 2, interval{5, 5}}, true},
+		{"a liar apart", []interval{{1, 5}, {3, 9}, {100, 101}}, 3, election{interval{3, 5}, 2, interval{3, 5}}, true},
+		{"a liar that meets the others", []interval{{1, 5}, {2, 6}, {4, 9}}, 3, election{interval{4, 5}, 3, interval{2, 6}}, true},
+		{"one within another", []interval{{1, 9}, {3, 4}, {2, 8}}, 3, election{interval{3, 4}, 3, interval{2, 8}}, true},
+		{"two places that most hold possible", []interval{{1, 9}, {2, 3}, {7, 8}}, 3, election{interval{2, 3}, 2, interval{2, 8}}, true},
 	} {
-		got, agree, ok := vote(c.in, c.configured)
-		if got != c.want || agree != c.agree || ok != c.ok {
-			t.Errorf("%s: %v %d %v, want %v %d %v", c.name, got, agree, ok, c.want, c.agree, c.ok)
+		got, ok := vote(c.in, c.configured)
+		if got != c.want || ok != c.ok {
+			t.Errorf("%s: %+v %v, want %+v %v", c.name, got, ok, c.want, c.ok)
 		}
 	}
 }
@@ -169,15 +184,20 @@ func FuzzVote(f *testing.F) {
 			lo := r.Int64N(1000)
 			in = append(in, interval{lo, lo + r.Int64N(100)})
 		}
-		got, agree, ok := vote(in, len(in))
+		const truth = 500
+		for range int(n) + 1 { // of all, more than half are right
+			lo := truth - r.Int64N(100)
+			in = append(in, interval{lo, truth + r.Int64N(100)})
+		}
+		got, ok := vote(in, len(in))
 		inside := 0
 		for _, i := range in {
-			if i.contains(got) {
+			if i.contains(got.won) {
 				inside++
 			}
 		}
-		if got.lo > got.up || inside < agree || ok != (agree >= len(in)/2+1) {
-			t.Fatalf("%v lies in %d of %d, counted %d", got, inside, len(in), agree)
+		if got.won.lo > got.won.up || inside < got.agree || !ok || !got.bound.contains(got.won) || !got.bound.contains(interval{truth, truth}) {
+			t.Fatalf("%+v %v, the interval lies in %d of %d, the truth is %d", got, ok, inside, len(in), truth)
 		}
 	})
 }

@@ -5,9 +5,17 @@ import "slices"
 // interval is what one server proves of UTC - steady.
 type interval struct{ lo, up int64 }
 
-// vote is Marzullo's: the smallest interval that lies in as many of the given ones as possible. It is an answer only when
-// more than half of all servers that are configured agree on it: then at most a minority lies.
-func vote(in []interval, configured int) (out interval, agree int, ok bool) {
+// election is what the servers say together.
+type election struct {
+	won   interval // Marzullo's: the smallest interval that lies in as many of the given ones as possible, and in agree of them
+	agree int
+	// bound is from the first to the last moment that more than half of all servers hold possible. If at most a minority lies, the
+	// truth is within it; it need not be within won, which a liar that meets the others makes narrower.
+	bound interval
+}
+
+// vote is an answer only when more than half of all servers that are configured agree: then at most a minority lies.
+func vote(in []interval, configured int) (out election, ok bool) {
 	type edge struct {
 		at   int64
 		open bool
@@ -25,19 +33,25 @@ func vote(in []interval, configured int) (out interval, agree int, ok bool) {
 		}
 		return 1
 	})
-	depth := 0
+	depth, majority := 0, configured/2+1
 	for k, e := range es {
 		if !e.open {
+			if depth == majority {
+				out.bound.up = e.at
+			}
 			depth--
 			continue
 		}
 		depth++
-		if depth > agree {
-			agree = depth
-			out = interval{e.at, es[k+1].at}
+		if depth == majority && out.agree < majority {
+			out.bound.lo = e.at
+		}
+		if depth > out.agree {
+			out.agree = depth
+			out.won = interval{e.at, es[k+1].at}
 		}
 	}
-	return out, agree, agree >= configured/2+1
+	return out, out.agree >= majority
 }
 
 // contains says whether a server is one of those that agree.
