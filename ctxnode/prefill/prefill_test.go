@@ -39,7 +39,7 @@ func newRig(t *testing.T, step, lease time.Duration) *rig {
 		t.Skip("no loopback network: " + err.Error())
 	}
 	log := slog.New(slog.DiscardHandler)
-	dev, err := device.Open(device.Options{
+	dev, err := device.Open(t.Context(), device.Options{
 		Device: "sim", MaxNumTokens: 32, MaxBatchSize: 8, MaxWaiting: 64, TokensPerBlock: 16, KVBlocks: 128, Ranks: 1, PP: 1,
 		Overlap: true, PrefixReuse: true, Sim: device.Sim{Step: step},
 	}, now, log)

@@ -42,7 +42,7 @@ func options(name string, block int) device.Options {
 
 func openDevice(t *testing.T, o device.Options) *device.Device {
 	t.Helper()
-	d, err := device.Open(o, now, slog.New(slog.DiscardHandler))
+	d, err := device.Open(t.Context(), o, now, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

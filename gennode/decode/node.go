@@ -62,7 +62,7 @@ func (c *CLI) Run(ctx context.Context, log *slog.Logger) error {
 	}
 	c.Device.ClockID, c.Device.Sink = d.Steady.ID(), d.Ledger.Sink()
 	c.Device.KVEvents, c.Device.KVEpoch = d.KVEvents()
-	dev, err := device.Open(c.Device, d.Steady.Now, log)
+	dev, err := device.Open(ctx, c.Device, d.Steady.Now, log)
 	if err != nil {
 		return err
 	}

@@ -22,10 +22,10 @@ func TestRanksAndStagesOnCardsGiveTheTextsOfOneDevice(t *testing.T) {
 		if p.Ranks*p.PP > 1 {
 			p.GPUs = cards
 		}
-		d, err := p.open(t)
+		d, err := p.open(t.Context(), t)
 		if errors.Is(err, cuda.ErrUnavailable) && p.GPUs != nil {
 			cards, p.GPUs = nil, nil // for the rank processes that follow, too: their errors come as texts
-			d, err = p.open(t)
+			d, err = p.open(t.Context(), t)
 		}
 		if errors.Is(err, cuda.ErrUnavailable) {
 			t.Skip(err)
@@ -76,7 +76,7 @@ func TestBlocksOfWindowsAreUsedAgain(t *testing.T) {
 	}
 	var want [][]int32
 	for _, blocks := range []int{2000, 64} {
-		d, err := Open(defaults(func(o *Options) {
+		d, err := Open(t.Context(), defaults(func(o *Options) {
 			o.Device, o.Deterministic, o.Model, o.KVBlocks, o.MaxWaiting, o.MaxNumTokens = "cuda", true, dir, blocks, 64, 64
 		}), now, slog.New(slog.DiscardHandler))
 		if errors.Is(err, cuda.ErrUnavailable) {

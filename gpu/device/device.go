@@ -2,6 +2,7 @@ package device
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -90,8 +91,8 @@ const defaultKVMemory = 128 << 20
 // end earlier; under overload a claimed hand-over may rightly wait for minutes until there is a place to decode.
 const holdLimit = 10 * time.Minute
 
-// Open loads the model and starts the back ends, or the processes that have them.
-func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) {
+// Open loads the model and starts the back ends, or the processes that have them, which it waits for until ctx ends.
+func Open(ctx context.Context, o Options, now func() int64, log *slog.Logger) (_ *Device, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
@@ -115,7 +116,7 @@ func Open(o Options, now func() int64, log *slog.Logger) (_ *Device, err error) 
 		begun.close()
 		return nil, err
 	}
-	if d.remotes, err = begun.open(cmp.Or(o.RankDeadline, ranks.DefaultDeadline), now, log); err != nil {
+	if d.remotes, err = begun.open(ctx, cmp.Or(o.RankDeadline, ranks.DefaultDeadline), now, log); err != nil {
 		return nil, err
 	}
 	d.Info = d.backends[0].Info()

@@ -60,7 +60,7 @@ func TestOptionsThatCannotBeAreRefusedByName(t *testing.T) {
 		if cudaBuilt && strings.Contains(c.want, "cuda") {
 			continue // this build has it
 		}
-		if _, err := Open(defaults(c.edit), now, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := Open(t.Context(), defaults(c.edit), now, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v, want %q", err, c.want)
 		}
 	}
@@ -110,7 +110,7 @@ func TestBothDevicesAnswerARequest(t *testing.T) {
 		names = append(names, "cuda")
 	}
 	for _, name := range names {
-		d, err := Open(defaults(func(o *Options) { o.Device = name }), now, slog.New(slog.DiscardHandler))
+		d, err := Open(t.Context(), defaults(func(o *Options) { o.Device = name }), now, slog.New(slog.DiscardHandler))
 		if name == "cuda" && err != nil && strings.Contains(err.Error(), "not available on this machine") {
 			t.Logf("left out: %v", err)
 			continue

@@ -50,8 +50,8 @@ func (l processes) close() {
 const loadLimit = 10 * time.Minute
 
 // open waits until the ranks are ready. What is not ready is ended.
-func (l processes) open(deadline time.Duration, now func() int64, log *slog.Logger) ([]*remote.Engine, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), loadLimit)
+func (l processes) open(ctx context.Context, deadline time.Duration, now func() int64, log *slog.Logger) ([]*remote.Engine, error) {
+	ctx, cancel := context.WithTimeout(ctx, loadLimit)
 	defer cancel()
 	var out []*remote.Engine
 	for i, p := range l {

@@ -25,6 +25,7 @@ type places struct {
 	Ranks, PP int
 	GPUs      []int
 	Processes bool
+	Hang      bool // ranks that are processes never become ready
 }
 
 // placesClock is the clock of the node.
@@ -41,13 +42,13 @@ func (p places) options() Options {
 
 const placesVariable = "MERIDIAN_TEST_PLACES"
 
-func (p places) open(t *testing.T) (*Device, error) {
+func (p places) open(ctx context.Context, t *testing.T) (*Device, error) {
 	text, err := json.Marshal(p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv(placesVariable, string(text))
-	return Open(p.options(), now, slog.New(slog.DiscardHandler))
+	return Open(ctx, p.options(), now, slog.New(slog.DiscardHandler))
 }
 
 // TestMain makes this program the process of a rank when a device has started it as that.
@@ -68,6 +69,9 @@ func serveRank(rank string) error {
 	if err := json.Unmarshal([]byte(os.Getenv(placesVariable)), &p); err != nil {
 		return err
 	}
+	if p.Hang {
+		select {}
+	}
 	o := p.options()
 	var err error
 	if o.Rank, err = strconv.Atoi(rank); err != nil {
@@ -84,7 +88,7 @@ func TestRanksThatAreProcessesGiveTheTextsOfOneDevice(t *testing.T) {
 	var want [][]int32
 	for _, p := range []places{{Ranks: 1, PP: 1}, {Ranks: 2, PP: 1, Processes: true}, {Ranks: 2, PP: 2, Processes: true}} {
 		p.Device = "cpu"
-		d, err := p.open(t)
+		d, err := p.open(t.Context(), t)
 		if err != nil {
 			t.Fatalf("%+v: %v", p, err)
 		}
@@ -100,6 +104,19 @@ func TestRanksThatAreProcessesGiveTheTextsOfOneDevice(t *testing.T) {
 				t.Errorf("%+v: request %d gives %v, want %v", p, i, got[i], want[i])
 			}
 		}
+	}
+}
+
+// A node that is told to end while a rank loads, or hangs, does not wait for it, and leaves no process behind.
+func TestTheEndOfANodeIsTheEndOfWaitingForItsRanks(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	d, err := places{Device: "sim", Ranks: 2, PP: 1, Processes: true, Hang: true}.open(ctx, t)
+	if d != nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("device %v, error %v", d, err)
+	}
+	if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); !errors.Is(err, syscall.ECHILD) {
+		t.Errorf("process %d is left, error %v", pid, err)
 	}
 }
 
