@@ -29,6 +29,8 @@ const (
 	maxLine    = 128
 	proofLimit = 500 * time.Millisecond
 	maxAnchor  = int64(time.Millisecond)
+	// acceptAgain is the pause after a connection could not be accepted.
+	acceptAgain = 50 * time.Millisecond
 )
 
 // Witness answers on unix sockets which clock its process reads.
@@ -78,11 +80,14 @@ func (w *Witness) Serve(ctx context.Context) error {
 	for _, l := range w.ls {
 		wg.Go(func() {
 			for {
-				c, err := l.Accept()
-				if err != nil {
-					return // closed
+				switch c, err := l.Accept(); {
+				case err == nil:
+					w.answer(c)
+				case errors.Is(err, net.ErrClosed):
+					return
+				default: // there is no descriptor left, for example
+					time.Sleep(acceptAgain)
 				}
-				w.answer(c)
 			}
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -40,6 +41,45 @@ func TestProcessesOfOneKernelProveItToEachOther(t *testing.T) {
 	}
 	if err != nil || p.How != "abstract" || p.AnchorErrNS != b.AnchorErrNS() {
 		t.Errorf("proof %+v, %v", p, err)
+	}
+}
+
+// short is a listener whose first connection finds no descriptor.
+type short struct {
+	net.Listener
+	failed bool
+}
+
+func (s *short) Accept() (net.Conn, error) {
+	if !s.failed {
+		s.failed = true
+		return nil, syscall.EMFILE
+	}
+	return s.Listener.Accept()
+}
+
+func TestAProcessThatLackedADescriptorBearsWitnessLater(t *testing.T) {
+	b := steady(t)
+	l, err := net.Listen("unix", addresses("", b.ID())[0])
+	if err != nil {
+		t.Skip("no abstract sockets: " + err.Error())
+	}
+	w := &Witness{steady: b, log: slog.New(slog.DiscardHandler), ls: []net.Listener{&short{Listener: l}}}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- w.Serve(ctx) }()
+	t.Cleanup(func() { cancel(); <-served })
+	for {
+		_, err := Prove(t.Context(), "", steady(t).ID(), b.ID())
+		if err == nil {
+			return
+		}
+		select {
+		case err := <-served:
+			served <- err
+			t.Fatal("it no longer bears witness")
+		default: // it had no processor
+		}
 	}
 }
 
