@@ -86,6 +86,11 @@ func (p *pusher) offer(roles map[string]role, e clock.Published, router string) 
 		}
 	}
 	p.mu.Unlock()
+	p.wake()
+}
+
+// wake makes run look for what there is to send.
+func (p *pusher) wake() {
 	select {
 	case p.poke <- struct{}{}:
 	default:
@@ -173,6 +178,7 @@ func (p *pusher) send(ctx context.Context, t *target) {
 		t.last = e
 	}
 	p.mu.Unlock()
+	p.wake() // what came meanwhile
 }
 
 // PushOf is the body of a push: for our own nodes exact and complete, for a foreign worker the seconds alone, aimed at the
