@@ -168,7 +168,7 @@ func TestAServerThatTakesNoRecordsIsSaidOnce(t *testing.T) {
 					}
 					return c.err
 				}
-				if !p.sendAll(t.Context(), []entry{{id: "a"}}) {
+				if p.sendAll(t.Context(), []entry{{id: "a"}}) > 0 {
 					t.Error("not sent")
 				}
 				if n := log.n.Load(); n != c.lines {
@@ -422,6 +422,34 @@ func TestADiskThatRefusesIsReplacedByMemory(t *testing.T) {
 	}
 }
 
+// What memory has left at the end is lost; what of it was stored before is not.
+func TestTheEndCountsEachMessageInMemoryOnce(t *testing.T) {
+	p, err := newPublisher(PublisherOptions{SpoolDir: t.TempDir(), Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sends := 0
+	ending, end := context.WithCancel(t.Context())
+	p.send = func(context.Context, []entry) error {
+		if sends++; sends == 1 {
+			return nil
+		}
+		end() // the server goes away for good
+		return errors.New("away")
+	}
+	p.spool.w.close() // every write fails from here on
+	for range maxOldSend + 3 {
+		publish(t, p, "kept in memory")
+	}
+	p.start()
+	if err := p.Close(ending); !errors.Is(err, context.Canceled) {
+		t.Errorf("closed with %v", err)
+	}
+	if s := p.Stats(); s.Stored != maxOldSend || s.Dropped != 3 || s.Pending != 0 {
+		t.Errorf("stats %+v, want %d stored and 3 dropped", s, maxOldSend)
+	}
+}
+
 // TestADiskThatRefusesIsSaidOnceAMinute: where the server is there, each record leaves memory at once.
 func TestADiskThatRefusesIsSaidOnceAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -532,7 +560,7 @@ func TestALongSubjectHoldsUpNobody(t *testing.T) {
 		t.Errorf("a router's name of 6000 bytes: %v", err)
 	}
 	p.emitted.Add(1) // by the earlier version
-	if !p.sendAll(t.Context(), []entry{{subject: strings.Repeat("x", maxSubject+1)}}) || p.dropped.Load() != 2 {
+	if p.sendAll(t.Context(), []entry{{subject: strings.Repeat("x", maxSubject+1)}}) > 0 || p.dropped.Load() != 2 {
 		t.Errorf("%d dropped, want both", p.dropped.Load())
 	}
 	if err := p.Publish(aRecord("good")); err != nil {

@@ -29,8 +29,7 @@ type PublisherOptions struct {
 	MaxBytes int64        // the spool's limit on disk; over it new records are dropped and counted. 0: 256 MiB
 	Logger   *slog.Logger // nil: slog.Default()
 	// Hold is how long records wait in the spool at least before they are sent, and twice that at most: those given to
-	// PublishHeld may be acknowledged
-	// meanwhile. 0: they do not wait.
+	// PublishHeld may be acknowledged meanwhile. 0: they do not wait.
 	Hold time.Duration
 }
 
@@ -238,7 +237,7 @@ func (p *Publisher) sendSome(ctx context.Context, r *spoolReader) (bool, error) 
 	if n := len(entries); n > 0 {
 		entries = p.held.unsettled(entries)
 		p.stored.Add(int64(n - len(entries)))
-		if !p.sendAll(ctx, entries) {
+		if p.sendAll(ctx, entries) > 0 {
 			return false, nil
 		}
 		p.done = r.at
@@ -250,14 +249,12 @@ func (p *Publisher) sendSome(ctx context.Context, r *spoolReader) (bool, error) 
 	if len(entries) == 0 {
 		return false, nil
 	}
-	if !p.sendAll(ctx, entries) {
-		p.dropped.Add(int64(len(entries)))
-	}
+	p.dropped.Add(int64(p.sendAll(ctx, entries))) // nobody else has them
 	return true, nil
 }
 
-// sendAll retries until all entries are acknowledged; false: ctx ended first.
-func (p *Publisher) sendAll(ctx context.Context, entries []entry) bool {
+// sendAll retries until all entries are acknowledged, and counts them. It returns how many are left, where ctx ended first.
+func (p *Publisher) sendAll(ctx context.Context, entries []entry) (left int) {
 	told := false
 	whole := len(entries)
 	entries = slices.DeleteFunc(entries, func(e entry) bool { return len(e.subject) > maxSubject }) // of an earlier version
@@ -270,7 +267,7 @@ func (p *Publisher) sendAll(ctx context.Context, entries []entry) bool {
 				break
 			}
 			if ctx.Err() != nil {
-				return false
+				return len(entries)
 			}
 			p.log.Debug("records wait for the server", "error", err)
 			if wait == retryMax && !told && !errors.Is(err, nats.ErrDisconnected) { // of which the connection tells
@@ -278,7 +275,7 @@ func (p *Publisher) sendAll(ctx context.Context, entries []entry) bool {
 				told = true
 			}
 			if !p.waitForServer(ctx, wait) {
-				return false
+				return len(entries)
 			}
 		}
 		p.stored.Add(int64(len(part)))
@@ -287,7 +284,7 @@ func (p *Publisher) sendAll(ctx context.Context, entries []entry) bool {
 	if told {
 		p.log.Info("the server takes records again")
 	}
-	return true
+	return 0
 }
 
 func (p *Publisher) waitForServer(ctx context.Context, wait time.Duration) bool {
