@@ -271,20 +271,32 @@ func (c *Client) exchange(ctx context.Context, cn *conn, send func(*conn) error)
 
 // take returns an idle connection, the most recently used first, so that surplus ones age. It looks whether the node has
 // closed it: a request could be lost on one that is closed, and sending it again is no way out, since the node may have taken
-// it and the hand-over of its KV is for one consumer.
+// it and the hand-over of its KV is for one consumer. The mutex is not held for these calls into the system.
 func (c *Client) take(h *host) *conn {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for n := len(h.idle); n > 0; n = len(h.idle) {
-		cn := h.idle[n-1]
-		h.idle[n-1] = nil
-		h.idle = h.idle[:n-1]
+	for {
+		cn := c.newest(h)
+		if cn == nil {
+			return nil
+		}
 		if idle := time.Since(cn.since); idle < fresh || idle < c.o.IdleTimeout && cn.Quiet() {
 			return cn
 		}
 		_ = cn.Close()
 	}
-	return nil
+}
+
+// newest takes out the idle connection that was used last; nil: there is none.
+func (c *Client) newest(h *host) *conn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := len(h.idle)
+	if n == 0 {
+		return nil
+	}
+	cn := h.idle[n-1]
+	h.idle[n-1] = nil
+	h.idle = h.idle[:n-1]
+	return cn
 }
 
 // fresh is a connection that ended a request so lately: what the other side could have done meanwhile it could as well do after a
