@@ -99,23 +99,30 @@ func (c *Client) Open(ctx context.Context, addr string, id int64) (*Transfer, er
 	return t, nil
 }
 
-// kept gives a living idle connection, newest first, and closes those that are dead.
+// kept gives a living idle connection, newest first, and closes those that are dead. The mutex is not held for these calls into
+// the system.
 func (c *Client) kept(addr string) *peerLink {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	for {
-		links := c.idle[addr]
-		if len(links) == 0 {
-			delete(c.idle, addr)
-			return nil
-		}
-		l := links[len(links)-1]
-		c.idle[addr] = links[:len(links)-1]
-		if c.usable(l) && l.r.Buffered() == 0 && silent(l.conn) {
+		l := c.newest(addr)
+		if l == nil || c.usable(l) && l.r.Buffered() == 0 && silent(l.conn) {
 			return l
 		}
 		_ = l.conn.Close()
 	}
+}
+
+// newest takes out the idle connection that was used last; nil: there is none.
+func (c *Client) newest(addr string) *peerLink {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	links := c.idle[addr]
+	if len(links) == 0 {
+		delete(c.idle, addr)
+		return nil
+	}
+	l := links[len(links)-1]
+	c.idle[addr] = links[:len(links)-1]
+	return l
 }
 
 // keep takes back a connection after a clean transfer.
