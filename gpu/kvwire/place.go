@@ -54,21 +54,39 @@ func (c *Client) hold(ctx context.Context, addr string, l *peerLink) *mapping {
 	c.mappings[addr] = m
 	c.mu.Unlock()
 	link, attached, err := c.attach(ctx, m)
+	switch {
+	case err == nil && c.begin(m, link, attached):
+		return m
+	case err == nil: // closed meanwhile
+		_ = link.conn.Close()
+		c.detach(addr, attached)
+		return nil
+	case ctx.Err() != nil:
+		c.forget(m) // the next one may try again
+	}
+	c.o.Logger.Warn("KV of a node on this host cannot be read in place; it comes by TCP", "peer", l.peer.Node, "error", err)
+	return nil
+}
+
+// begin makes a mapping of what was attached, with one user; false: the client was closed, which would not wait for it.
+func (c *Client) begin(m *mapping, l *peerLink, a backend.Attached) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err != nil {
-		if ctx.Err() != nil && c.mappings[addr] == m { // the next one may try again
-			delete(c.mappings, addr)
-		}
-		c.o.Logger.Warn("KV of a node on this host cannot be read in place; it comes by TCP", "peer", l.peer.Node, "error", err)
-		return nil
-	}
-	m.l, m.attached, m.users = link, attached, 1
 	if c.closed {
-		_ = link.conn.Close()
+		return false
 	}
+	m.l, m.attached, m.users = l, a, 1
 	c.watches.Go(func() { c.watch(m) })
-	return m
+	return true
+}
+
+// forget has the next transfer from the address attach anew.
+func (c *Client) forget(m *mapping) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mappings[m.addr] == m {
+		delete(c.mappings, m.addr)
+	}
 }
 
 // attach asks a sender where its KV lies and opens it.
@@ -142,7 +160,7 @@ func (c *Client) watch(m *mapping) {
 	unused := m.users == 0
 	c.mu.Unlock()
 	if unused {
-		c.detach(m)
+		c.detach(m.addr, m.attached)
 	}
 }
 
@@ -154,13 +172,13 @@ func (c *Client) release(m *mapping) {
 	last := m.users == 0 && m.gone && c.mappings[m.addr] != m // watch has ended, or will find no user
 	c.mu.Unlock()
 	if last {
-		c.detach(m)
+		c.detach(m.addr, m.attached)
 	}
 }
 
-func (c *Client) detach(m *mapping) {
-	if err := m.attached.Close(); err != nil {
-		c.o.Logger.Warn("close the KV of a node on this host", "addr", m.addr, "error", err)
+func (c *Client) detach(addr string, a backend.Attached) {
+	if err := a.Close(); err != nil {
+		c.o.Logger.Warn("close the KV of a node on this host", "addr", addr, "error", err)
 	}
 }
 

@@ -274,3 +274,23 @@ func TestALongNoticeIsCut(t *testing.T) {
 		}
 	})
 }
+
+func TestAClientThatIsClosedWhileItAttachesKeepsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &lender{}
+		p := neighbours(t, l, hello("f32", 16), hello("f32", 16))
+		defer p.stop()
+		p.client.o.Attach = func(s backend.Shared) (backend.Attached, error) {
+			p.client.Close()
+			return l.attach(s)
+		}
+		tr, err := p.client.Open(t.Context(), "ctx0", 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tr.Close()
+		if opened, closed := l.counts(); opened != 1 || closed != 1 {
+			t.Errorf("opened %d times, closed %d times; want 1 and 1", opened, closed)
+		}
+	})
+}
