@@ -279,3 +279,16 @@ func (r *receivers) frame() {
 	}
 	r.send(r.conns[r.rng.IntN(len(r.conns))], h, payload)
 }
+
+func TestAServerThatHasEndedSaysSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := start(t, hello("f32", 16), hello("f32", 16))
+		p.stop()
+		if _, err := p.server.take(t.Context(), 1); !errors.Is(err, ErrClosed) {
+			t.Errorf("to ask gives %v", err)
+		}
+		if _, err := p.server.Offer(1, newPrefill(p.server.o.Hello, 100)); !errors.Is(err, ErrClosed) {
+			t.Errorf("to offer gives %v", err)
+		}
+	})
+}

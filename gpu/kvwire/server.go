@@ -176,7 +176,12 @@ func (s *Server) take(ctx context.Context, id int64) (*Offer, error) {
 		s.mu.Unlock()
 		return o, nil
 	}
-	if _, ok := s.waiters[id]; ok || s.closed {
+	_, asked := s.waiters[id]
+	switch {
+	case s.closed:
+		s.mu.Unlock()
+		return nil, ErrClosed
+	case asked:
 		s.mu.Unlock()
 		return nil, fmt.Errorf("%w: %d", ErrDuplicate, id)
 	}
