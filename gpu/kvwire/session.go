@@ -14,13 +14,14 @@ import (
 
 // session is one connection on the sending side. Its goroutine reads; deliver runs beside it while a request is pending.
 type session struct {
-	s     *Server
-	l     *link
-	peer  Hello
-	name  string // of the peer, for records
-	host  string // where it is: it can say any name
-	offer *Offer // claimed or being sent; owned by the reading goroutine, but for the moment in which deliver sets it
+	s    *Server
+	l    *link
+	peer Hello
+	name string // of the peer, for records
+	host string // where it is: it can say any name
 
+	// Owned by the reading goroutine.
+	offer  *Offer                  // claimed or fetched by the pending request; nil: deliver takes one, and gives it back by sent
 	cancel context.CancelCauseFunc // of the pending request; nil when there is none
 	ended  chan struct{}           // closed when deliver and the pings have ended
 	sent   chan *Offer             // deliver: the trailer is out, an acknowledgement is due
