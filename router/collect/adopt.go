@@ -101,7 +101,7 @@ func (c *Collector) adopt(ctx context.Context, stream jetstream.Stream, token st
 	}
 	cons, err := stream.Consumer(ctx, consumerPrefix+token)
 	if err != nil {
-		return fmt.Errorf("adopt the records of router %s: %w", token, err)
+		return errors.Join(fmt.Errorf("adopt the records of router %s: %w", token, err), release(ctx, kv, token))
 	}
 	c.log.Info("adopting the records of a router that is gone", "router", token)
 	c.metrics.adopted.Inc()

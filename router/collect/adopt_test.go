@@ -144,6 +144,29 @@ func TestRecordsOfARouterThatIsGoneAreAdoptedByOneRouter(t *testing.T) {
 	}
 }
 
+// A router that is back waits for whoever has the lease on its records.
+func TestAnAdoptionThatFailsGivesItsLeaseBack(t *testing.T) {
+	ctx, conn := stream(t)
+	c, err := New(Options{Router: "heir", Dir: t.TempDir(), Conn: conn, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	phases, err := conn.JetStream().Stream(ctx, bus.StreamPhases)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.adopt(ctx, phases, "gone"); !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		t.Fatalf("a router without a consumer is adopted: %v", err)
+	}
+	leases, err := conn.KV(ctx, bus.BucketAdoptions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := leases.Get(ctx, "gone"); !errors.Is(err, jetstream.ErrKeyNotFound) {
+		t.Errorf("its lease: %v", err)
+	}
+}
+
 // A router that is away for long, and has the record of a request in its spool, finds it written by its heir when it is back.
 func TestARouterThatComesBackLateAmendsWhatItsHeirWrote(t *testing.T) {
 	ctx, conn := stream(t)
