@@ -102,7 +102,7 @@ type message struct {
 	asked  string
 }
 
-// ack tells the stream that a record is safe, or (alive) that it is still wanted.
+// ack tells the stream that a record is safe, or that it is still wanted.
 type ack interface {
 	Ack() error
 	InProgress() error
@@ -237,7 +237,7 @@ func (c *Collector) Run(ctx context.Context) error {
 	defer close(c.bequests)
 	if c.o.Conn != nil {
 		wg.Go(func() { c.tellBequests(consuming) })
-		wg.Go(func() { c.consume(consuming, c.o.Router) })
+		wg.Go(func() { c.consume(consuming) })
 		wg.Go(func() { c.adoptDead(consuming) })
 	}
 	c.loop(ctx.Done(), nil)

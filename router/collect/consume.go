@@ -25,22 +25,22 @@ const (
 	consumerPrefix = "router-"
 )
 
-// consume brings the records meant for a router into Run, for ever.
-func (c *Collector) consume(ctx context.Context, router string) {
-	for ctx.Err() == nil {
-		err := c.consumeOnce(ctx, router)
+// consume brings the records meant for this router into Run until ctx ends.
+func (c *Collector) consume(ctx context.Context) {
+	for {
+		err := c.consumeOnce(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		c.log.Debug("consuming phase records stopped; trying again", "error", err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(retryWait):
+		if !pause(ctx, retryWait) {
+			return
 		}
 	}
 }
 
-func (c *Collector) consumeOnce(ctx context.Context, router string) error {
+func (c *Collector) consumeOnce(ctx context.Context) error {
+	router := c.o.Router
 	if err := c.o.Conn.Ready(ctx); err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ type metrics struct {
 	shed, writeErrors, ackErrors  prometheus.Counter
 	sealErrors, adopted           prometheus.Counter
 	failing                       prometheus.Gauge
-	open                          prometheus.GaugeFunc
+	queued                        prometheus.GaugeFunc
 	unaccounted                   prometheus.Histogram
 	spans                         *prometheus.HistogramVec
 	bySpan                        map[string]prometheus.Observer // what spans has made; owned by Run
@@ -41,7 +41,7 @@ func newMetrics(c *Collector) *metrics {
 		sealErrors:  counter("seal_errors_total", "Files of timelines that could not be indexed or compressed."),
 		adopted:     counter("adopted_total", "Adoptions of the records of a router that is gone."),
 		failing:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "meridian_timeline_write_failing", Help: "1 while timelines cannot be written: they wait in memory and in the stream."}),
-		open: prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "meridian_timeline_input_queue", Help: "Records that wait for the collector."},
+		queued: prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "meridian_timeline_input_queue", Help: "Records that wait for the collector."},
 			func() float64 { return float64(len(c.in)) }),
 		unaccounted: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "meridian_timeline_unaccounted_seconds", Help: "Absolute time of requests that no span covers.", Buckets: buckets}),
 		spans: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "meridian_span_seconds", Help: "Duration of the spans of requests.", Buckets: buckets},
@@ -52,7 +52,7 @@ func newMetrics(c *Collector) *metrics {
 
 func (m *metrics) register(reg prometheus.Registerer) error {
 	for _, c := range []prometheus.Collector{
-		m.complete, m.incomplete, m.amended, m.negative, m.violations, m.duplicates, m.bad, m.busy, m.probes, m.shed, m.writeErrors, m.ackErrors, m.sealErrors, m.adopted, m.failing, m.open,
+		m.complete, m.incomplete, m.amended, m.negative, m.violations, m.duplicates, m.bad, m.busy, m.probes, m.shed, m.writeErrors, m.ackErrors, m.sealErrors, m.adopted, m.failing, m.queued,
 		m.unaccounted, m.spans,
 	} {
 		if err := reg.Register(c); err != nil {
