@@ -18,6 +18,7 @@ type Loop struct {
 	epoll   *os.File   // the runtime's poller waits for it; nil: nobody came yet
 	fd      int        // of epoll
 	ended   chan struct{}
+	closed  bool
 	last    int32 // id
 	watches map[int32]*Watch
 }
@@ -99,10 +100,14 @@ func (e Event) mask() uint32 {
 }
 
 // Watch calls seen on the loop's goroutine whenever there is something to see, until seen returns false or the watch is
-// stopped. seen must not block: all other sockets of the loop wait for it. Who closes the socket stops the watch too.
+// stopped. seen must not block: all other sockets of the loop wait for it. Who closes the socket stops the watch too. After Close
+// it returns ErrClosed.
 func (l *Loop) Watch(socket syscall.RawConn, on Event, seen func() (more bool)) (*Watch, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.closed {
+		return nil, ErrClosed
+	}
 	if l.epoll == nil {
 		if err := l.open(); err != nil {
 			return nil, fmt.Errorf("begin to watch sockets: %w", err)
@@ -150,13 +155,17 @@ func (w *Watch) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.watches, w.id)
+	if l.closed {
+		return // the epoll is gone, and its number may be another file's
+	}
 	_ = w.socket.Control(func(fd uintptr) { _ = unix.EpollCtl(l.fd, unix.EPOLL_CTL_DEL, int(fd), nil) })
 }
 
-// Close ends the loop's goroutine. Nobody may watch any more.
+// Close ends the loop's goroutine: nothing is told any more.
 func (l *Loop) Close() error {
 	l.mu.Lock()
 	file, ended := l.epoll, l.ended
+	l.closed = true
 	l.mu.Unlock()
 	if file == nil {
 		return nil

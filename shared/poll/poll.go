@@ -8,8 +8,12 @@ import (
 	"sync/atomic"
 )
 
-// ErrUnsupported is returned where the system has no way to wait for many sockets.
-var ErrUnsupported = errors.New("poll: no way to wait for sockets on this system")
+var (
+	// ErrUnsupported is returned where the system has no way to wait for many sockets.
+	ErrUnsupported = errors.New("poll: no way to wait for sockets on this system")
+	// ErrClosed is returned when the loop was closed.
+	ErrClosed = errors.New("poll: closed")
+)
 
 // Event is what is watched for.
 type Event int

@@ -1,6 +1,7 @@
 package poll
 
 import (
+	"errors"
 	"io"
 	"net"
 	"runtime"
@@ -185,5 +186,33 @@ func TestLoopsTakeTurns(t *testing.T) {
 	}
 	if err := l.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A loop that nobody watched before has no epoll: it must not begin one after its end, which nobody would close.
+func TestAClosedLoopTakesNoSocket(t *testing.T) {
+	_, socket, _ := pair(t)
+	for name, before := range map[string]func(*Loop) *Watch{
+		"that never had one": func(*Loop) *Watch { return nil },
+		"that has one": func(l *Loop) *Watch {
+			w, err := l.Watch(socket, Readable, func() bool { return true })
+			if err != nil {
+				t.Fatal(err)
+			}
+			return w
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := new(Loop)
+			w := before(l)
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if late, err := l.Watch(socket, Readable, func() bool { return true }); !errors.Is(err, ErrClosed) {
+				t.Errorf("it takes one: %v, %v", late, err)
+				late.Stop()
+			}
+			w.Stop()
+		})
 	}
 }
