@@ -11,8 +11,8 @@ import (
 var (
 	// errOther says that a request is not of the ordinary form.
 	errOther = errors.New("h1: not of the ordinary form")
-	// ErrHead is returned when a head is no HTTP/1.1, or could be read in two ways.
-	ErrHead = errors.New("h1: malformed head")
+	// errHead is returned when a head is no HTTP/1.1, or could be read in two ways.
+	errHead = errors.New("h1: malformed head")
 )
 
 // head is a parsed request head. Its strings share the memory of one.
@@ -47,12 +47,12 @@ func parseHead(b []byte, h *head) (int, error) {
 	*h = head{length: -1, fields: h.fields[:0]}
 	line, rest, ok := cutLine(text)
 	if !ok {
-		return 0, ErrHead
+		return 0, errHead
 	}
 	h.start(line)
 	for rest != "" {
 		if line, rest, ok = cutLine(rest); !ok {
-			return 0, ErrHead
+			return 0, errHead
 		}
 		if err := h.field(line); err != nil {
 			return 0, err
@@ -60,7 +60,7 @@ func parseHead(b []byte, h *head) (int, error) {
 	}
 	switch {
 	case h.coded && h.length >= 0:
-		return 0, ErrHead // smuggling lives on it
+		return 0, errHead // smuggling lives on it
 	case h.other || h.coded || h.length < 0 || h.host == "":
 		return 0, errOther
 	}
@@ -75,7 +75,7 @@ func bareLF(b []byte) error {
 			return nil
 		}
 		if i += j + 1; i < 2 || b[i-2] != '\r' {
-			return ErrHead
+			return errHead
 		}
 	}
 }
@@ -110,24 +110,24 @@ func (h *head) start(line string) {
 func (h *head) field(line string) error {
 	name, value, ok := strings.Cut(line, ":")
 	if !ok || !token(name) {
-		return ErrHead
+		return errHead
 	}
 	value = strings.Trim(value, " \t")
 	for i := range len(value) {
 		if c := value[i]; c < ' ' && c != '\t' || c == 0x7f {
-			return ErrHead
+			return errHead
 		}
 	}
 	switch name = textproto.CanonicalMIMEHeaderKey(name); name {
 	case "Content-Length":
 		n, err := strconv.ParseUint(value, 10, 62)
 		if err != nil || h.length >= 0 {
-			return ErrHead
+			return errHead
 		}
 		h.length = int64(n)
 	case "Host":
 		if h.hosted {
-			return ErrHead
+			return errHead
 		}
 		h.host, h.hosted = value, true
 		return nil // net/http keeps it out of the header too

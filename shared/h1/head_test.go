@@ -32,23 +32,23 @@ func TestParseHead(t *testing.T) {
 		{"chunks", strings.Replace(ordinary, "content-length: 2", "Transfer-Encoding: chunked", 1), errOther},
 		{"expect", with("Expect: 100-continue"), errOther},
 		{"upgrade", with("Connection: Upgrade\r\nUpgrade: h2c"), errOther},
-		{"length and chunks", with("Transfer-Encoding: chunked"), ErrHead},
-		{"chunks and length", "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nHost: h\r\nContent-Length: 2\r\n\r\n", ErrHead},
-		{"length and chunks of an odd request", strings.Replace(with("Transfer-Encoding: x"), "completions", "?", 1), ErrHead},
-		{"two lengths", with("Content-Length: 2"), ErrHead},
-		{"a signed length", strings.Replace(ordinary, ": 2", ": +2", 1), ErrHead},
-		{"a hexadecimal length", strings.Replace(ordinary, ": 2", ": 0x2", 1), ErrHead},
-		{"two lengths in one", strings.Replace(ordinary, ": 2", ": 2, 2", 1), ErrHead},
-		{"two hosts", with("Host: g"), ErrHead},
-		{"an empty host and another", strings.Replace(with("Host: g"), "Host: h", "Host:", 1), ErrHead},
-		{"space before the colon", with("X-A : c"), ErrHead},
-		{"a folded line", with("X-A: c\r\n d"), ErrHead},
-		{"no name", with(": c"), ErrHead},
-		{"no colon", with("X-A"), ErrHead},
-		{"a bare line feed", with("X-A: c\nX-B: d"), ErrHead},
-		{"a bare line feed in what is not whole", "POST / HTTP/1.1\nHost: h\n\n", ErrHead},
-		{"a bare carriage return", with("X-A: c\rd"), ErrHead},
-		{"a null byte", with("X-A: c\x00d"), ErrHead},
+		{"length and chunks", with("Transfer-Encoding: chunked"), errHead},
+		{"chunks and length", "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nHost: h\r\nContent-Length: 2\r\n\r\n", errHead},
+		{"length and chunks of an odd request", strings.Replace(with("Transfer-Encoding: x"), "completions", "?", 1), errHead},
+		{"two lengths", with("Content-Length: 2"), errHead},
+		{"a signed length", strings.Replace(ordinary, ": 2", ": +2", 1), errHead},
+		{"a hexadecimal length", strings.Replace(ordinary, ": 2", ": 0x2", 1), errHead},
+		{"two lengths in one", strings.Replace(ordinary, ": 2", ": 2, 2", 1), errHead},
+		{"two hosts", with("Host: g"), errHead},
+		{"an empty host and another", strings.Replace(with("Host: g"), "Host: h", "Host:", 1), errHead},
+		{"space before the colon", with("X-A : c"), errHead},
+		{"a folded line", with("X-A: c\r\n d"), errHead},
+		{"no name", with(": c"), errHead},
+		{"no colon", with("X-A"), errHead},
+		{"a bare line feed", with("X-A: c\nX-B: d"), errHead},
+		{"a bare line feed in what is not whole", "POST / HTTP/1.1\nHost: h\n\n", errHead},
+		{"a bare carriage return", with("X-A: c\rd"), errHead},
+		{"a null byte", with("X-A: c\x00d"), errHead},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -77,7 +77,7 @@ func FuzzParseHead(f *testing.F) {
 		}
 		var h head
 		n, err := parseHead(in, &h)
-		if err != nil && !errors.Is(err, ErrHead) && !errors.Is(err, errOther) {
+		if err != nil && !errors.Is(err, errHead) && !errors.Is(err, errOther) {
 			t.Fatal(err)
 		}
 		if n == 0 {

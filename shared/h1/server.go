@@ -192,7 +192,7 @@ func (c *conn) serve() (rest []byte, handOver bool) {
 		switch err := c.readHead(); {
 		case errors.Is(err, errOther):
 			return append([]byte(nil), c.Buffered()...), true
-		case errors.Is(err, ErrHead):
+		case errors.Is(err, errHead):
 			c.refuse("400 Bad Request")
 			return nil, false
 		case errors.Is(err, errTooLarge):
