@@ -34,8 +34,7 @@ type Ticket struct {
 	Running bool
 	Evicted bool // it waited, and was pushed out by one that comes first
 
-	arrivedNS int64
-	flow      *flow
+	flow *flow // nil: it never waited
 }
 
 // flow is what a principal has waiting at one priority.
@@ -68,7 +67,7 @@ type turn struct {
 // Arrive takes a request: it runs at once, waits, or is refused with ErrFull or ErrLate. evicted had to leave for it.
 func (q *Queue) Arrive(nowNS int64, a Ask) (t *Ticket, evicted *Ticket, err error) {
 	a.Weight = max(a.Weight, 1)
-	t = &Ticket{Ask: a, arrivedNS: nowNS}
+	t = &Ticket{Ask: a}
 	if q.waiting == 0 && q.fits(a.Weight) {
 		q.start(t)
 		return t, nil, nil
