@@ -177,7 +177,7 @@ func (p *Pool) checked(m *member, err error) {
 	tell(gone, fmt.Errorf("%w: %s %s failed its health checks: %w", ErrGone, role, name, err))
 }
 
-// get fetches a small body; a status of 400 and above is an error.
+// get fetches a small body; a status of 300 and above is an error, since redirects are not followed.
 func (p *Pool) get(ctx context.Context, url string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
@@ -200,7 +200,7 @@ func (p *Pool) get(ctx context.Context, url string) ([]byte, error) {
 	return body, nil
 }
 
-// statusError is returned when a node answers with a status of 400 and above.
+// statusError is returned when a node answers with a status of 300 and above.
 type statusError struct {
 	url    string
 	status int

@@ -5,6 +5,7 @@ import (
 
 	"meridian.internal/router/place"
 	"meridian.internal/router/timeline"
+	"meridian.internal/shared/node"
 	"meridian.internal/shared/phase"
 )
 
@@ -83,7 +84,7 @@ func smooth(old, sample float64) float64 {
 }
 
 func (p *Pool) byName(role, name string) *member {
-	if m := p.members[role+"."+name]; m != nil {
+	if m := p.members[key(node.Role(role), name)]; m != nil {
 		return m
 	}
 	for _, m := range p.members { // static nodes are kept by their address
