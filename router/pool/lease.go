@@ -98,8 +98,7 @@ func (p *Pool) forget(l *Lease) {
 	delete(l.member.leases, l)
 }
 
-// PrefillDone gives back the part of the claim that was for prefill, when decode goes on under the same lease or the
-// context leg has answered.
+// PrefillDone gives back the part of the claim that was for prefill, when decode goes on under the same lease.
 func (l *Lease) PrefillDone() {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
@@ -161,13 +160,6 @@ func (l *Lease) lost(cause error) {
 	if w != nil {
 		w.Gone(cause)
 	}
-}
-
-// Lost returns why the node is gone, nil while it is there.
-func (l *Lease) Lost() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.cause
 }
 
 // Unreachable says that the node could not be reached or broke the connection. It gets no new work until it renews its

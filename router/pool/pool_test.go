@@ -243,7 +243,7 @@ func TestALostNodeTellsItsLegs(t *testing.T) {
 			done.Release()
 			done.Gen.Watch(gone(func(error) { t.Error("a released lease was called") }))
 			lose(w)
-			if len(told) != 1 || !errors.Is(told[0], ErrGone) || a.Ctx.Lost() != nil {
+			if len(told) != 1 || !errors.Is(told[0], ErrGone) || a.Ctx.cause != nil {
 				t.Errorf("told %v", told)
 			}
 			late := 0

@@ -68,7 +68,6 @@ type Status struct {
 	LoadAgeNS      *int64 // nil: no load was reported
 	LoadStale      bool   // it is too old to be believed
 	Reserved       int    // legs of this router
-	Unseen         int    // of these, legs that the load does not include yet
 	OthersReserved int    // legs of other routers that the load does not include yet
 	PrefillNS      *int64 // measured ns a prompt token; nil: not measured
 }
@@ -82,7 +81,7 @@ func (p *Pool) Snapshot() []Status {
 	for _, m := range p.members {
 		s := Status{
 			Info: m.info, Static: m.static, Foreign: m.foreign, Healthy: m.healthy, Qualified: m.proven, Reserved: m.all.CtxLegs + m.all.GenLegs,
-			Unseen: m.unreported().CtxLegs + m.unreported().GenLegs, OthersReserved: m.others.CtxLegs + m.others.GenLegs, LoadStale: m.load.stale,
+			OthersReserved: m.others.CtxLegs + m.others.GenLegs, LoadStale: m.load.stale,
 		}
 		if m.load.known {
 			age, l := now-m.load.atNS, m.load.Load
