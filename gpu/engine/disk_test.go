@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"meridian.internal/gpu/profile"
 	"meridian.internal/gpu/sim"
 	"meridian.internal/shared/kvevent"
 )
@@ -215,6 +216,25 @@ func TestWindowsOnDiskOutliveTheNode(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestAnEngineThatIsNotMadeLeavesTheDiskToOthers(t *testing.T) {
+	now := func() int64 { return time.Now().UnixNano() }
+	b, err := sim.New(sim.Config{TokensPerBlock: 4, KVBlocks: 16, Now: now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	cfg := Config{Now: now, PrefixReuse: true, DiskKVDir: t.TempDir(), DiskKVBytes: 1 << 20, Profile: &profile.Options{Windows: "no ranges"}}
+	if _, err := New(cfg, b); err == nil {
+		t.Fatal("made with a profile window that makes no sense")
+	}
+	cfg.Profile = nil
+	e, err := New(cfg, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.tiers.close()
 }
 
 func TestHostAndDiskServeTogether(t *testing.T) {

@@ -178,6 +178,7 @@ func New(cfg Config, b backend.Backend) (*Engine, error) {
 		o.Logger, o.Lives = cfg.Logger, e.lives
 		var err error
 		if e.prof, err = profile.New(o); err != nil {
+			e.tiers.close()
 			return nil, err
 		}
 	}
