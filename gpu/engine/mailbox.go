@@ -2,7 +2,7 @@ package engine
 
 import "sync"
 
-// mailbox carries commands to the goroutine of Run. Posting never waits; what a client can post is bounded by the
+// mailbox carries commands to the goroutine of loop. Posting never waits; what a client can post is bounded by the
 // sequences that it holds.
 type mailbox struct {
 	mu     sync.Mutex // guards list and closed
