@@ -55,7 +55,6 @@ type Options struct {
 	Schedule   string // auto, generation_first, context_first or aggregated
 	Tokenizers *Tokenizers
 	Begin      func(requestID string) // a request was accepted; its record will come
-	End        func(requestID string) // its record has come
 	Record     func(*phase.Record)    // takes the router's own records; must not block
 	// Expect gives the merged line of a request once it is there; nil: there are none, and no headers that tell of it.
 	Expect    func(requestID string) (line <-chan *timeline.Line, forget func())
@@ -112,9 +111,6 @@ func New(o Options) (*Proxy, error) {
 	}
 	if o.Begin == nil {
 		o.Begin = func(string) {}
-	}
-	if o.End == nil {
-		o.End = func(string) {}
 	}
 	if o.Record == nil {
 		o.Record = func(*phase.Record) {}

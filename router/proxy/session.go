@@ -246,7 +246,6 @@ func (s *session) finish(e *api.Error) *api.Error {
 	}
 	cost := s.expectCost(e)
 	s.p.o.Record(s.record(e))
-	s.p.o.End(s.id)
 	s.observe(e)
 	switch {
 	case s.out != nil && e == nil:
