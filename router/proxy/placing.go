@@ -7,6 +7,7 @@ import (
 // ask is what a sub-request wants from the pool after so many tokens were given.
 func (b *sub) ask(tried *exclusions, given int) pool.Ask {
 	p := b.s.p
+	aggregated, fallback := p.Serves()
 	tokens := len(b.ids)
 	if tokens == 0 {
 		tokens = len(b.s.req.Body) / 4 // text that is not tokenized here: a rough guess
@@ -18,7 +19,7 @@ func (b *sub) ask(tried *exclusions, given int) pool.Ask {
 	return pool.Ask{
 		Model: b.s.req.Model, Tokens: tokens, Prefix: b.blocks, Conversation: b.s.req.Conversation,
 		Life:       b.s.left(),
-		Aggregated: p.o.Schedule == Aggregated, Fallback: p.o.Schedule == Auto, ExcludeCtx: tried.ctx, ExcludeGen: tried.gen,
+		Aggregated: aggregated, Fallback: fallback, ExcludeCtx: tried.ctx, ExcludeGen: tried.gen,
 	}
 }
 

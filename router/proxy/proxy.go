@@ -152,7 +152,7 @@ func New(o Options) (*Proxy, error) {
 
 // Ready tells whether a request could be placed now; the error says why not.
 func (p *Proxy) Ready() error {
-	return p.o.Pool.Ready(p.o.Schedule == Aggregated, p.o.Schedule == Auto)
+	return p.o.Pool.Ready(p.Serves())
 }
 
 // styleOf fixes the serving style of a choice.
