@@ -261,14 +261,18 @@ func won(c *prefillCall) string {
 	return "lost"
 }
 
-// hedge makes the second leg, if the budget and the cluster have room for it.
+// hedge makes the second leg, if the cluster and then the budget have room for it.
 func (a *attempt) hedge(open [][]byte) *prefillCall {
 	p := a.s.p
-	if a.kvThere.Load() || !p.health.takeHedge() {
+	if a.kvThere.Load() {
 		return nil
 	}
 	l, err := a.pickCtx()
 	if err != nil {
+		return nil
+	}
+	if !p.health.takeHedge() {
+		l.Release()
 		return nil
 	}
 	p.health.ctxBegin(l.Name)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"meridian.internal/router/breaker"
+	"meridian.internal/router/pool"
 	"meridian.internal/shared/api"
 	"meridian.internal/shared/phase"
 )
@@ -91,6 +92,35 @@ func TestASlowPrefillGetsASecondOneBesideIt(t *testing.T) {
 			if c.proxy.health.takeHedge() {
 				t.Error("a second hedge at once")
 			}
+		})
+	}
+}
+
+// TestASecondPrefillIsPaidForWhereItIsMade: where no node is left nothing is spent, and without a budget no node
+// is claimed.
+func TestASecondPrefillIsPaidForWhereItIsMade(t *testing.T) {
+	for name, spent := range map[string]bool{"no other node": false, "no budget": true} {
+		t.Run(name, func(t *testing.T) {
+			c := hedged(t, ContextFirst)
+			choice, err := c.pool.Pick(pool.Ask{Model: "m", Tokens: 2})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := &session{p: c.proxy, req: &api.Request{Model: "m"}, times: &requestTimes{received: c.proxy.o.Steady.Now()}, life: time.Minute}
+			a := &attempt{s: s, sub: &sub{s: s, ids: []int32{7, 2}}, choice: choice, calls: []*prefillCall{{lease: choice.Ctx}}}
+			if spent {
+				c.proxy.health.takeHedge()
+			} else {
+				a.calls = append(a.calls, &prefillCall{lease: &pool.Lease{Name: "ctx0"}}, &prefillCall{lease: &pool.Lease{Name: "ctx1"}}) // asked already
+			}
+			if a.hedge(nil) != nil {
+				t.Error("it is made")
+			}
+			if left := c.proxy.health.takeHedge(); left == spent {
+				t.Errorf("the budget is there: %t", left)
+			}
+			choice.Release()
+			c.settled()
 		})
 	}
 }
