@@ -205,7 +205,7 @@ func (d *device) buffers() []*buffer {
 
 // wideBytes is the size of the largest matrix of a layer, if a step of so many rows widens it.
 func (d *device) wideBytes(rows int) int {
-	if !d.kernels.has.narrow || rows <= maxNarrow {
+	if !d.kernels.has.narrow || rows <= d.mostNarrow() {
 		return 0
 	}
 	l := &d.weights.layers[0]

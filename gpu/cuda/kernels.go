@@ -57,7 +57,7 @@ type features struct {
 	turned  bool // rope handles eight pairs a thread
 	kv8     bool // KV has eight bits
 	narrow  bool // matrices of layers have eight bits a weight
-	eight   bool // products with them of up to 64 rows, for sm_90
+	eight   bool // products with them of 9 to 256 rows, for sm_90
 }
 
 // featuresOf must say the same as the conditions in the kernels' source. narrow asks for weights of eight bits.
@@ -110,10 +110,10 @@ func hopperShared(headSize int) int {
 	return 2*headSize*(64*consumers(headSize)+stages*2*128) + 1024
 }
 
-// productShape is a kernel of kernels/products.cu or product8Split: for up to so many rows, with rings of so many stages.
-type productShape struct{ rows, split, pair, eight int }
+// productShape is a kernel of kernels/products.cu: for up to so many rows, with rings of so many stages.
+type productShape struct{ rows, split, pair int }
 
-var productShapes = []productShape{{16, 10, 10, 5}, {32, 8, 6, 4}, {64, 5, 5, 3}}
+var productShapes = []productShape{{16, 10, 10}, {32, 8, 6}, {64, 5, 5}}
 
 // productShapeOf is the one for a number of rows.
 func productShapeOf(rows int) productShape {
@@ -121,11 +121,27 @@ func productShapeOf(rows int) productShape {
 	return productShapes[i]
 }
 
-// splitShared is a ring of 64 outputs and of the rows, 64 of k each, and room to align it; pairShared likewise, of twice 64 outputs, and
-// eightShared of twice 64 outputs in eight bits and of the rows, 128 of k each.
+// splitShared is a ring of 64 outputs and of the rows, 64 of k each, and room to align it; pairShared likewise, of twice 64 outputs.
 func (s productShape) splitShared() int { return s.split*128*(64+s.rows) + 1024 }
 func (s productShape) pairShared() int  { return s.pair*128*(2*64+s.rows) + 1024 }
-func (s productShape) eightShared() int { return s.eight*128*(2*64+2*s.rows) + 1024 }
+
+// eightShape is a product8Split of kernels/eight.cu: of so many rows, with a ring of so many stages, of which a multiprocessor has so many blocks
+// at a time.
+type eightShape struct{ rows, slots, blocks int }
+
+var eightShapes = []eightShape{{16, 5, 2}, {32, 4, 2}, {64, 3, 2}, {128, 4, 1}}
+
+// eightShapeOf is the one for a number of rows: the last one takes them a part at a time.
+func eightShapeOf(rows int) eightShape {
+	i := slices.IndexFunc(eightShapes, func(s eightShape) bool { return rows <= s.rows })
+	if i < 0 {
+		i = len(eightShapes) - 1
+	}
+	return eightShapes[i]
+}
+
+// shared is a ring of twice 64 outputs in eight bits and of the rows, 128 of k each, and room to align it.
+func (s eightShape) shared() int { return s.slots*128*(2*64+2*s.rows) + 1024 }
 
 // box is how many tokens of a KV block the copy engine brings at a time to the prefill kernel; 0: threads copy.
 func (f features) box(perBlock int) int {
@@ -169,8 +185,8 @@ func (f features) names(headSize int) map[string]int {
 		out["product8x32"], out["product8x64"] = manyShared, manyShared
 	}
 	if f.eight {
-		for _, s := range productShapes {
-			out[fmt.Sprint("product8Split", s.rows)] = s.eightShared()
+		for _, s := range eightShapes {
+			out[fmt.Sprint("product8Split", s.rows)] = s.shared()
 		}
 	}
 	if f.split {

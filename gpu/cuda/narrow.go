@@ -13,14 +13,23 @@ const narrowType = "f8e4m3"
 
 const (
 	maxNarrow   = 64           // rows of the products of kernels/eight.cu
+	maxSplit8   = 256          // where they are Hopper's
 	eightShared = 8 * 6 * 2048 // bytes of their rings, up to 16 rows
 	manyShared  = 8 * 4 * 2048 // and for more
 )
 
-// narrowProduct is a product with weights of eight bits. Up to maxNarrow rows are bound by reading them; for more they are widened first,
-// and cuBLASLt multiplies.
+// mostNarrow is up to how many rows weights of eight bits are multiplied as they are.
+func (d *device) mostNarrow() int {
+	if d.kernels.has.eight {
+		return maxSplit8
+	}
+	return maxNarrow
+}
+
+// narrowProduct is a product with weights of eight bits. Few rows are bound by reading them; for many they are widened first, and cuBLASLt
+// multiplies.
 func (d *device) narrowProduct(rows int, w matrix, p product) {
-	if rows > maxNarrow {
+	if rows > d.mostNarrow() {
 		d.launch("widenWeights", grid{x: w.n, threads: 256}, uint64(w.at), uint64(w.scales), uint64(d.wide.at), number(w.k))
 		d.keep(d.blas.multiply(d.stream, planKey{m: rows, n: w.n, k: w.k, float: p.float, add: p.add}, p.x, d.wide.at, p.out))
 		return
@@ -42,17 +51,18 @@ func (d *device) narrowProduct(rows int, w matrix, p product) {
 		uint64(p.out), number(w.n), number(w.k), number(rows), p.kind())
 }
 
-// splitNarrow is one of Hopper's products of up to maxNarrow rows. As many blocks share k as find room on the card and have two chunks of it.
+// splitNarrow is one of Hopper's products. As many blocks share k as find room on the card and have two chunks of it.
 func (d *device) splitNarrow(rows int, w matrix, p product) {
 	const outputs, chunk, most = 128, 128, 8 // of a block; of k; blocks of a cluster
-	tiles, split := (w.n+outputs-1)/outputs, 1
-	for split < most && 2*split*tiles <= 2*d.cores && w.k/chunk >= 4*split {
+	shape := eightShapeOf(rows)
+	parts, split := (rows+shape.rows-1)/shape.rows, 1
+	tiles := (w.n + outputs - 1) / outputs
+	for split < most && 2*split*tiles*parts <= shape.blocks*d.cores && w.k/chunk >= 4*split {
 		split *= 2
 	}
-	shape := productShapeOf(rows)
 	d.describeRows(0, w.at, w.n, w.k/2, productOutputs)
 	d.describeRows(1, p.x, rows, w.k, shape.rows)
-	d.launch(fmt.Sprint("product8Split", shape.rows), grid{x: tiles * split, threads: 288, shared: shape.eightShared(), cluster: split, maps: 2},
+	d.launch(fmt.Sprint("product8Split", shape.rows), grid{x: tiles * split, y: parts, threads: 288, shared: shape.shared(), cluster: split, maps: 2},
 		uint64(w.scales), uint64(p.out), number(w.n), number(w.k), number(rows), number(split), p.kind())
 }
 

@@ -85,7 +85,7 @@ func TestNarrowWeightsAreTheRoundedOnes(t *testing.T) {
 			want := allLogprobs(t, reference, tokens, 300)
 			b := open(t, m, Options{TokensPerBlock: 8, KVBlocks: 64, NarrowWeights: true})
 			defer shut(t, b)
-			for _, chunk := range []int{300, 65, 64, 41, 30, 17, 16, 7, 1} {
+			for _, chunk := range []int{300, 256, 130, 65, 64, 41, 30, 17, 16, 7, 1} {
 				worst := farthest(want, allLogprobs(t, b, tokens, chunk))
 				t.Logf("chunks of %d: log probabilities differ by up to %.2g", chunk, worst)
 				if !(worst < 0.1) {
@@ -239,7 +239,7 @@ func BenchmarkNarrow(b *testing.B) {
 		prefill      []int
 	}{
 		{"1.24 B", bench1B, 256, [][2]int{{1, 1024}, {16, 1024}, {24, 1024}, {32, 1024}, {64, 1024}, {256, 2048}}, []int{2048, 8192}},
-		{"8 B", bench8B, 64, [][2]int{{1, 2048}, {16, 2048}, {24, 2048}, {32, 2048}, {64, 2048}}, nil},
+		{"8 B", bench8B, 256, [][2]int{{1, 2048}, {16, 2048}, {24, 2048}, {32, 2048}, {64, 2048}, {128, 2048}, {256, 2048}}, []int{256, 2048}},
 	} {
 		m := noiseModel(b, shape.config)
 		for _, c := range []struct {

@@ -38,7 +38,7 @@ func (d *device) tune(rows int) error {
 		{each(func(l *layer) matrix { return l.gateUp }), product{x: d.normed.at, out: d.gateUp.at}},
 		{each(func(l *layer) matrix { return l.down }), product{x: d.gated.at, out: d.hidden.at, float: true, add: true}},
 	}
-	if fuses || d.kernels.has.narrow && rows <= maxNarrow {
+	if fuses || d.kernels.has.narrow && rows <= d.mostNarrow() {
 		shapes = nil // products of layers are our own then
 	}
 	if decode && d.samples() {

@@ -168,7 +168,7 @@ EIGHT(product8x64, 8)
 
 #if HOPPER
 #define EIGHT_OUTPUTS 128                                // of a block of product8Split; also known to the host
-#define EIGHT_SLOTS(N) (N == 16 ? 5 : N == 32 ? 4 : 3)  // of its ring, likewise
+#define EIGHT_SLOTS(N) (N == 16 ? 5 : N == 64 ? 3 : 4)  // of its ring, likewise
 
 // mmaHeld adds a product of 16 of k, 64 outputs, of whose weights each thread holds eight, by N rows, to d.
 template <int N> __device__ __forceinline__ void mmaHeld(float* d, const u32* a, u64 b);
@@ -199,6 +199,24 @@ template <> __device__ __forceinline__ void mmaHeld<64>(float* d, const u32* a, 
         "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
         "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]),
         "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <> __device__ __forceinline__ void mmaHeld<128>(float* d, const u32* a, u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
+      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "
+      "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "
+      "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+        "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]),
+        "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+        "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]),
+        "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]),
+        "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+        "+f"(d[63])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
@@ -234,14 +252,14 @@ template <int N, int SLOTS> __device__ __forceinline__ void multiply8(const Feed
   wgWait<0>();
 }
 
-// product8Split is product8 for up to N rows: grid (n / 128 * split), clusters of split blocks, 288 threads: four warps multiply with 64
+// product8Split is product8 for N rows: grid (n / 128 * split, rows / N), clusters of split blocks, 288 threads: four warps multiply with 64
 // outputs and four with the next ones; the ninth asks for what they need. k is split over the blocks of a cluster; each gives what it has for
 // some of the outputs to the block that adds these. weights is (k / 2, outputs) pairs of bytes, inputs (k, rows).
 template <int N> __device__ __forceinline__ void product8Split(const Map* weights, const Map* inputs, const float* scales, void* out, int n, int k, int rows, int split, int kind) {
   extern __shared__ __align__(1024) char feeds[];
   __shared__ u64 barriers[2 * EIGHT_SLOTS(N)];
   FIRST;
-  const int lane = threadIdx.x & 31, warp = together(threadIdx.x / 32), rank = blockIdx.x % split, tile = blockIdx.x / split * EIGHT_OUTPUTS;
+  const int lane = threadIdx.x & 31, warp = together(threadIdx.x / 32), rank = blockIdx.x % split, tile = blockIdx.x / split * EIGHT_OUTPUTS, first = blockIdx.y * N;
   const int chunks = ((k + 127) / 128 - rank + split - 1) / split, warps = 8 / split;  // whose outputs a block adds
   const int outputs[2] = {tile, tile + 64};
   Feed<N, EIGHT_SLOTS(N), 2, 2> ring;
@@ -249,7 +267,7 @@ template <int N> __device__ __forceinline__ void product8Split(const Map* weight
   char* memory = feeds + (ring.at - sharedAt(feeds));
   float d[N / 2];
   if (warp == 8) {
-    if (lane == 0) ring.bring(weights, inputs, rank, split, chunks, outputs);
+    if (lane == 0) ring.bring(weights, inputs, rank, split, chunks, outputs, first);
     __syncwarp();
   } else {
     AFTER;
@@ -268,16 +286,16 @@ template <int N> __device__ __forceinline__ void product8Split(const Map* weight
   const int m = threadIdx.x % 16;
   for (int w = 0; w < warps; w++) {
     int at = tile + (rank * warps + w) * 16 + m;
-    for (int row = threadIdx.x / 16; row < rows && at < n; row += 16) {
+    for (int row = threadIdx.x / 16; row < min(rows - first, N) && at < n; row += 16) {
       float sum = 0.f;
       for (int block = 0; block < split; block++) sum += ((const float*)memory)[((block * warps + w) * 16 + m) * (N + 2) + row];
-      put8(out, sum * scales[at], (size_t)row * n + at, kind);
+      put8(out, sum * scales[at], (size_t)(first + row) * n + at, kind);
     }
   }
 }
 
 #define EIGHT_SPLIT(N)                                                                                                                            \
-  extern "C" __global__ void __launch_bounds__(288, 2) product8Split##N(const __grid_constant__ Map weights, const __grid_constant__ Map inputs,  \
+  extern "C" __global__ void __launch_bounds__(288, N == 128 ? 1 : 2) product8Split##N(const __grid_constant__ Map weights, const __grid_constant__ Map inputs,  \
                                                                         const float* scales, void* out, int n, int k, int rows, int split,       \
                                                                         int kind) {                                                              \
     product8Split<N>(&weights, &inputs, scales, out, n, k, rows, split, kind);                                                                   \
@@ -285,5 +303,6 @@ template <int N> __device__ __forceinline__ void product8Split(const Map* weight
 EIGHT_SPLIT(16)
 EIGHT_SPLIT(32)
 EIGHT_SPLIT(64)
+EIGHT_SPLIT(128)
 #endif
 #endif

@@ -34,9 +34,9 @@ template <int N, int SLOTS, int BOXES, int INPUTS> struct Feed {
     __syncthreads();
   }
 
-  // bring is the work of one thread: chunks of k, the first one and every step-th behind it; outputs are the first ones of each box. The maps
-  // count weights in pairs of bytes.
-  __device__ __forceinline__ void bring(const Map* weights, const Map* inputs, int first, int step, int chunks, const int* outputs) const {
+  // bring is the work of one thread: chunks of k, the first one and every step-th behind it; outputs are the first ones of each box, row
+  // that of the inputs. The maps count weights in pairs of bytes.
+  __device__ __forceinline__ void bring(const Map* weights, const Map* inputs, int first, int step, int chunks, const int* outputs, int row) const {
     auto weight = [&](int i) {
       barrierExpect(full + i % SLOTS * 8, BYTES);
 #pragma unroll
@@ -45,7 +45,7 @@ template <int N, int SLOTS, int BOXES, int INPUTS> struct Feed {
     auto input = [&](int i) {
 #pragma unroll
       for (int b = 0; b < INPUTS; b++)
-        bring2(stage(i) + BOXES * W + b * N * 128, inputs, ((first + step * i) * INPUTS + b) * 64, 0, full + i % SLOTS * 8);
+        bring2(stage(i) + BOXES * W + b * N * 128, inputs, ((first + step * i) * INPUTS + b) * 64, row, full + i % SLOTS * 8);
     };
     prefetch(inputs);
     const int early = min(SLOTS, chunks);

@@ -84,7 +84,7 @@ template <int N, bool ADDS> __device__ __forceinline__ void split(const Map* wei
   const int m = threadIdx.x % 16, at = tile + rank * 16 + m;
   int live = 0;
   if (warp == 4) {
-    if (lane == 0) ring.bring(weights, inputs, rank, SPLIT, chunks, &tile);
+    if (lane == 0) ring.bring(weights, inputs, rank, SPLIT, chunks, &tile, 0);
     __syncwarp();
   } else {
     AFTER;
@@ -138,7 +138,7 @@ template <int N> __device__ __forceinline__ void pair(const Map* weights, const 
   Feed<N, PAIR_STAGES(N), 2, 1> ring;
   ring.begin(feeds, barriers, 8);
   if (warp == 8) {
-    if (lane == 0) ring.bring(weights, inputs, 0, 1, chunks, outputs);
+    if (lane == 0) ring.bring(weights, inputs, 0, 1, chunks, outputs, 0);
     return;
   }
   AFTER;
