@@ -239,9 +239,8 @@ template <int N, int SLOTS> __device__ __forceinline__ void multiply8(const Feed
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         const char* at = weights + (((half * 4 + j) ^ g) << 4);
-        auto four = [](const char* p) { return (u32) * (const u16*)p | (u32) * (const u16*)(p + 8) << 16; };
-        widen8(four(at), a[half][j][0], a[half][j][2]);
-        widen8(four(at + 8 * 128), a[half][j][1], a[half][j][3]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[half][j][i] = widen8x2(__byte_perm(*(const u16*)(at + i % 2 * 8 * 128 + i / 2 * 8), 0, 0x1404));
       }
       wgFence();
 #pragma unroll

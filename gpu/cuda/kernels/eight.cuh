@@ -13,15 +13,20 @@ __device__ __forceinline__ u32 narrow8(float v) {
   return sign | ((bits >> 20) - (120 << 3));
 }
 
-// widen8 gives the four numbers of w as two pairs of bfloat16. Their bits, put where bfloat16 has its own, are numbers that are
-// too small by 2^120, for subnormal ones too.
-__device__ __forceinline__ void widen8(u32 w, u32& lo, u32& hi) {
+// widen8x2 gives two numbers, which are the upper bytes of the halves of a, as bfloat16. Their bits, put where bfloat16 has its own, are
+// numbers that are too small by 2^120, for subnormal ones too.
+__device__ __forceinline__ u32 widen8x2(u32 a) {
   const u32 scale = 0x7b807b80, zero = 0x80008000;  // 2^120, -0
-  u32 a = __byte_perm(w, 0, 0x1404), b = __byte_perm(w, 0, 0x3424);
+  u32 v;
   a = (a & 0x80008000) | (a & 0x7f007f00) >> 4;
-  b = (b & 0x80008000) | (b & 0x7f007f00) >> 4;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(lo) : "r"(a), "r"(scale), "r"(zero));
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(hi) : "r"(b), "r"(scale), "r"(zero));
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(scale), "r"(zero));
+  return v;
+}
+
+// widen8 gives the four numbers of w as two pairs of bfloat16.
+__device__ __forceinline__ void widen8(u32 w, u32& lo, u32& hi) {
+  lo = widen8x2(__byte_perm(w, 0, 0x1404));
+  hi = widen8x2(__byte_perm(w, 0, 0x3424));
 }
 
 // widened gives one number.
