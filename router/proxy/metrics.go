@@ -73,6 +73,13 @@ func newMetrics(r prometheus.Registerer, h *health, d *door, b *bodies, p *pool.
 	for _, stage := range []string{"ctx", "kv", "gen", "place"} { // there from the start, at 0
 		m.retries.WithLabelValues(stage)
 	}
+	for outcome, stages := range map[phase.Outcome][]string{ // likewise: alerts see the first of those that they ask for
+		phase.Failed: {"ctx", "kv", "gen"}, phase.Expired: {"queue", "relay"}, phase.Rejected: {"place", "queue"},
+	} {
+		for _, stage := range stages {
+			m.requests.WithLabelValues(string(outcome), stage)
+		}
+	}
 	if r == nil {
 		return m, nil
 	}

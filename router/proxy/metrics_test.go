@@ -42,6 +42,7 @@ func TestMetrics(t *testing.T) {
 	text := scrape(t, reg, "")
 	for _, want := range []string{
 		`meridian_router_requests_total{outcome="finished",stage=""} 2`, `meridian_router_requests_total{outcome="rejected",stage="parse"} 2`,
+		`meridian_router_requests_total{outcome="failed",stage="gen"} 0`, `meridian_router_requests_total{outcome="rejected",stage="place"} 0`,
 		`meridian_router_requests_running 0`, `meridian_router_body_bytes 0`, `meridian_router_admission{state="waiting"} 0`, `meridian_router_ttft_seconds_count 2`, `meridian_router_e2e_seconds_count 2`, `meridian_router_itl_seconds_count 4`,
 		`meridian_router_overhead_seconds_count 2`, `meridian_router_output_tokens_total 6`, `meridian_router_reserved_legs{node="gen0",role="gen"} 0`,
 		`meridian_router_node_healthy{node="ctx0",role="ctx"} 1`,
