@@ -17,10 +17,11 @@ type Advice struct {
 
 // Spans by what they are for.
 var (
-	// pairOnly exist only because two nodes serve a request.
-	pairOnly = []string{"gen_prepare", "gen_dispatch", "gen_parse", "gen_admit", "kv_open", "gen_headers_return", "ctx_emit", "ctx_return", "kv_handover", "gen_start"}
+	// pairOnly exist only because two nodes serve a request. To wait for a place is not of them: on one node it would, too.
+	pairOnly = []string{"gen_prepare", "gen_dispatch", "gen_parse", "kv_open", "gen_headers_return", "ctx_emit", "ctx_return", "kv_handover", "gen_start"}
 	ctxWait  = []string{"ctx_queue", "device_queue", "queue"}
-	genWait  = []string{"gen_admit", "gen_start"}
+	genPlace = []string{"gen_admit"}
+	genStart = []string{"gen_start"}
 	prefill  = []string{"prefill", "prefill_wait", "prefill_sample", "prefill_sync"}
 	decode   = []string{"decode"}
 )
@@ -61,7 +62,7 @@ func (s *Summary) adviseStyle() Advice {
 		interference = dec * pre / (pre + dec)
 	}
 	a.Arithmetic = []string{
-		fmt.Sprintf("a pair costs %s a request: the mean of its extra hops, admission, hand-over and start", dur(cost)),
+		fmt.Sprintf("a pair costs %s a request: the mean of its extra hops, hand-over and start", dur(cost)),
 		fmt.Sprintf("prefill takes %s and decode %s a request", dur(pre), dur(dec)),
 		fmt.Sprintf("on one busy node prefill would hold the device for %.0f %% of the time, so that decode would wait about %s", 100*pre/max(pre+dec, 1), dur(interference)),
 	}
@@ -79,10 +80,16 @@ func (s *Summary) adviseSide() Advice {
 		a.Answer = fmt.Sprintf("Cannot tell: %d finished requests, at least %d are needed.", s.e2e.n, enough)
 		return a
 	}
-	ctx, gen, ttft := s.mean(ctxWait), s.mean(genWait), s.ttft.sum/float64(max(s.ttft.n, 1))
+	ctx, place, ttft := s.mean(ctxWait), s.mean(genPlace), s.ttft.sum/float64(max(s.ttft.n, 1))
+	gen := place + s.mean(genStart)
 	a.Arithmetic = []string{
-		fmt.Sprintf("a request waits %s for prefill's engine (queue, and the device busy with the step before) and %s for decode's (admission and start)", dur(ctx), dur(gen)),
+		fmt.Sprintf("a request waits %s for prefill's engine (queue, and the device busy with the step before) and %s for decode's (a place, and the start)", dur(ctx), dur(gen)),
 		fmt.Sprintf("that is %.0f %% and %.0f %% of the mean time to first token, %s", 100*ctx/max(ttft, 1), 100*gen/max(ttft, 1), dur(ttft)),
+	}
+	if held := s.heldForPrefill(); held*place >= 0.05*ttft {
+		ctx, gen = ctx+held*place, gen-held*place
+		a.Arithmetic = append(a.Arithmetic, fmt.Sprintf(
+			"%.0f %% of the time in which places at decode are taken, their requests wait for prefill or are in it: so much of the wait for a place, %s, is prefill's", 100*held, dur(held*place)))
 	}
 	switch {
 	case ctx+gen < 0.1*ttft:
@@ -95,6 +102,15 @@ func (s *Summary) adviseSide() Advice {
 		a.Answer = "Both wait alike: add to both, or lower the load."
 	}
 	return a
+}
+
+// heldForPrefill is the share of the time in which places at generation nodes are taken, but by requests that prefill has not done with:
+// generation first, a request has its place before it is sent to prefill.
+func (s *Summary) heldForPrefill() float64 {
+	early := s.counts.Styles["generation_first"]
+	pairs := early + s.counts.Styles["context_first"]
+	held := (s.mean(ctxWait) + s.mean(prefill)) * float64(early) / float64(max(pairs, 1))
+	return held / max(held+s.mean(genStart)+s.mean(decode), 1)
 }
 
 func (s *Summary) adviseHandover() Advice {
