@@ -37,7 +37,7 @@ type Set struct {
 	Amends []string // found beside Files
 	// Bad is called for what cannot be read; the line is skipped. nil: silently.
 	Bad func(Position, error)
-	// Progress is called now and then with the bytes read so far, of Size. nil: nobody watches.
+	// Progress is called now and then with the bytes of Files read so far, at most Size. nil: nobody watches.
 	Progress func(done int64)
 	Size     int64 // of Files
 
@@ -155,23 +155,27 @@ func (s *Set) Raw(ctx context.Context, f func(b []byte, at Position) error) erro
 	}
 	before := int64(0)
 	for _, name := range s.Files {
-		last := int64(0)
+		packed := strings.HasSuffix(name, jsonl.Packed) // its offsets are those of the text, not of the file
 		err := jsonl.Read(name, func(b []byte, number int, offset int64) error {
 			if number%1024 == 0 {
 				if err := ctx.Err(); err != nil {
 					return err
 				}
+				if packed {
+					offset = 0
+				}
 				if s.Progress != nil {
-					s.Progress(before + offset)
+					s.Progress(min(before+offset, s.Size)) // a file may have grown
 				}
 			}
-			last = offset
 			return f(b, Position{name, number})
 		}, func(number int, err error) { s.bad(Position{name, number}, err) })
 		if err != nil {
 			return err
 		}
-		before += last
+		if info, err := os.Stat(name); err == nil {
+			before += info.Size()
+		}
 	}
 	return nil
 }

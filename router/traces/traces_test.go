@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"meridian.internal/router/jsonl"
 	"meridian.internal/router/timeline"
 )
 
@@ -88,6 +89,33 @@ func TestWorkersTogetherSeeEveryLineOnce(t *testing.T) {
 	}
 	if seen[0]["r7"]+seen[1]["r7"]+seen[2]["r7"] != "better" {
 		t.Error("the amendment is not used")
+	}
+}
+
+func TestProgressNeverExceedsTheSize(t *testing.T) {
+	var lines []string
+	for i := range 3000 {
+		lines = append(lines, line(fmt.Sprintf("r%d", i), "", true, false))
+	}
+	dir := t.TempDir()
+	for _, name := range []string{"timeline-h-1-x-00000.jsonl", "timeline-h-1-x-00001.jsonl"} { // their text is larger than they are
+		if _, err := jsonl.Compress(write(t, dir, name, lines...)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	plain := write(t, dir, "timeline-h-1-x-00002.jsonl", lines...)
+	s, err := Open([]string{dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Dir(plain), filepath.Base(plain), append(lines, lines...)...) // it grows
+	var done []int64
+	s.Progress = func(n int64) { done = append(done, n) }
+	if err := s.Each(t.Context(), false, func(*timeline.Line, Position) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if len(done) == 0 || !slices.IsSorted(done) || done[0] < 0 || done[len(done)-1] > s.Size {
+		t.Errorf("progress %v of %d bytes", done, s.Size)
 	}
 }
 
