@@ -181,9 +181,13 @@ func (f files) openAll(w io.Writer) (*traces.Set, []string, error) {
 }
 
 // Run checks.
-func (c *checkCmd) Run(ctx context.Context) error {
+func (c *checkCmd) Run(ctx context.Context) (err error) {
 	out := bufio.NewWriter(os.Stdout)
-	defer out.Flush()
+	defer func() { // what was violated and is not written is still violated
+		if e := out.Flush(); err == nil {
+			err = e
+		}
+	}()
 	s, rowNames, err := c.openAll(io.Discard)
 	if err != nil {
 		return err

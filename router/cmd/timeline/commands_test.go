@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"meridian.internal/router/timeline"
@@ -95,6 +96,21 @@ func TestCheckTellsByItsExitCode(t *testing.T) {
 		if code != c.code || !strings.Contains(text, c.want) {
 			t.Errorf("%s: exit %d\n%s", c.name, code, text)
 		}
+	}
+}
+
+func TestACheckThatCannotSpeakFails(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip("no /dev/full: " + err.Error())
+	}
+	defer full.Close()
+	stdout := os.Stdout
+	os.Stdout = full
+	err = (&checkCmd{Max: 50, files: files{File: []string{traceFile(t, line("a", 5))}}}).Run(t.Context())
+	os.Stdout = stdout
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("error %v, want that of the disk", err)
 	}
 }
 
