@@ -44,13 +44,18 @@ func (f files) open(w io.Writer) (*traces.Set, error) {
 	if err != nil {
 		return nil, exit{2, err}
 	}
+	s.Bad = skipped(w)
+	return s, nil
+}
+
+// skipped says on w which lines are bad, the first few.
+func skipped(w io.Writer) func(traces.Position, error) {
 	bad := 0
-	s.Bad = func(at traces.Position, err error) {
+	return func(at traces.Position, err error) {
 		if bad++; bad <= 10 {
 			fmt.Fprintf(w, "%s: %v; the line is skipped\n", at, err)
 		}
 	}
-	return s, nil
 }
 
 // exit carries an exit code up to main.
@@ -174,7 +179,7 @@ func (f files) openAll(w io.Writer) (*traces.Set, []string, error) {
 		return nil, nil, exit{2, err}
 	}
 	if len(others) == 0 {
-		return &traces.Set{}, rows, nil
+		return &traces.Set{Bad: skipped(w)}, rows, nil
 	}
 	s, err := files{File: others}.open(w)
 	return s, rows, err

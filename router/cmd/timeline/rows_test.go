@@ -163,3 +163,16 @@ func TestRowsBesideTimelinesAreFound(t *testing.T) {
 		t.Errorf("a folder of rows alone: %v %v", found, others)
 	}
 }
+
+func TestBadRowsWithoutTimelinesAreNamedAndSkipped(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "a.rows.ndjson")
+	if err := os.WriteFile(name, []byte("no row\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text, code := output(t, func() error {
+		return (&exportCmd{Format: "chrome", Output: "-", files: files{File: []string{name}}}).Run(t.Context())
+	})
+	if code != 0 || !strings.Contains(text, name+":1: ") {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+}
