@@ -48,12 +48,18 @@ func (f files) open(w io.Writer) (*traces.Set, error) {
 	return s, nil
 }
 
-// skipped says on w which lines are bad, the first few.
+// skippedListed is how many skipped lines are named.
+const skippedListed = 10
+
+// skipped says on w which lines are bad, the first few, and that there are more.
 func skipped(w io.Writer) func(traces.Position, error) {
 	bad := 0
 	return func(at traces.Position, err error) {
-		if bad++; bad <= 10 {
+		switch bad++; {
+		case bad <= skippedListed:
 			fmt.Fprintf(w, "%s: %v; the line is skipped\n", at, err)
+		case bad == skippedListed+1:
+			fmt.Fprintf(w, "%s: bad too; further ones are skipped without a word\n", at)
 		}
 	}
 }

@@ -140,6 +140,25 @@ func TestAFileOfNoTimelinesIsUnreadable(t *testing.T) {
 	}
 }
 
+func TestBadLinesThatAreNotListedAreMentioned(t *testing.T) {
+	for _, bad := range []int{10, 11, 500} {
+		name := traceFile(t, line("a", 5))
+		b, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, append(b, strings.Repeat("bad\n", bad)...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		text, code := output(t, func() error {
+			return (&summaryCmd{Color: "never", files: files{File: []string{name}}}).Run(t.Context())
+		})
+		if code != 0 || strings.Count(text, "the line is skipped") != 10 || strings.Contains(text, "further ones are skipped") != (bad > 10) {
+			t.Errorf("%d bad lines: exit %d\n%s", bad, code, text)
+		}
+	}
+}
+
 func TestTheCommandKnowsNoEngineAndNoNode(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {
