@@ -138,6 +138,12 @@ func TestAFileOfNoTimelinesIsUnreadable(t *testing.T) {
 	if code != 2 || strings.Contains(text, "0 requests") {
 		t.Errorf("exit %d\n%s", code, text)
 	}
+	text, code = output(t, func() error {
+		return (&exportCmd{Format: "csv", Output: "-", files: files{File: []string{name}}}).Run(t.Context())
+	})
+	if code != 2 || !strings.Contains(text, ":1: ") {
+		t.Errorf("export: exit %d\n%s", code, text)
+	}
 }
 
 func TestBadLinesThatAreNotListedAreMentioned(t *testing.T) {

@@ -53,9 +53,16 @@ func (c *exportCmd) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	lines, bad := 0, countBad(s)
 	done := progress(s, os.Stderr)
-	err = s.Each(ctx, true, func(l *timeline.Line, _ traces.Position) error { return x.Line(l) })
+	err = s.Each(ctx, true, func(l *timeline.Line, _ traces.Position) error {
+		lines++
+		return x.Line(l)
+	})
 	done()
+	if err == nil && *bad > 0 && lines == 0 {
+		err = noTimeline(s, *bad)
+	}
 	if err == nil {
 		err = addRows(x, rowNames, s.Bad)
 	}
@@ -146,21 +153,32 @@ func sum(ctx context.Context, f files, top int) (*summary.Summary, error) {
 		parts[i] = summary.New(top)
 		workers[i] = parts[i].Add
 	}
-	bad, say := 0, s.Bad
-	s.Bad = func(at traces.Position, err error) {
-		bad++
-		say(at, err)
-	}
+	bad := countBad(s)
 	done := progress(s, os.Stderr)
 	err = s.Spread(ctx, workers)
 	done()
 	for _, p := range parts[1:] {
 		parts[0].Merge(p)
 	}
-	if err == nil && bad > 0 && parts[0].Result().Requests == 0 {
-		err = fmt.Errorf("no timeline in %s: %d bad lines", strings.Join(s.Files, ", "), bad)
+	if err == nil && *bad > 0 && parts[0].Result().Requests == 0 {
+		err = noTimeline(s, *bad)
 	}
 	return parts[0], unreadable(err)
+}
+
+// countBad counts what s calls bad from now on.
+func countBad(s *traces.Set) *int {
+	bad, say := new(int), s.Bad
+	s.Bad = func(at traces.Position, err error) {
+		*bad++
+		say(at, err)
+	}
+	return bad
+}
+
+// noTimeline is the error for files that hold nothing but bad lines.
+func noTimeline(s *traces.Set, bad int) error {
+	return fmt.Errorf("no timeline in %s: %d bad lines", strings.Join(s.Files, ", "), bad)
 }
 
 type adviseCmd struct {
