@@ -76,7 +76,7 @@ func (d *demo) play(ctx context.Context, c *cluster.Cluster) (rep report, shown 
 	var lines []client.Line
 	var problems error
 	for i := range d.Requests {
-		id := fmt.Sprintf("demo-%d", i)
+		id := newID(fmt.Sprintf("demo-%d", i))
 		fmt.Printf("\n[%d] %s", i+1, prompt(i))
 		if err := d.send(ctx, cl, model, id, prompt(i)); err != nil {
 			problems = errors.Join(problems, fmt.Errorf("request %s: %w", id, err))

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"meridian.internal/e2e/client"
@@ -30,6 +31,9 @@ func runTimeline(ctx context.Context, traces string, args ...string) error {
 	}
 	return nil
 }
+
+// newID makes a request's id that no earlier run has had: where the folder is the same, the router would give that one's timeline.
+func newID(name string) string { return name + "-" + strconv.FormatInt(time.Now().UnixNano(), 36) }
 
 // modelName is the first model that the router lists.
 func modelName(ctx context.Context, c *cluster.Cluster) string {

@@ -149,7 +149,7 @@ func (tc *testCase) send(ctx context.Context, c *client.Client, model string, r 
 	if tc.Seeded {
 		f["temperature"], f["top_p"] = 0.8, 0.95
 	}
-	id := fmt.Sprintf("verify-%s-%d", r.Style, tc.Index)
+	id := newID(fmt.Sprintf("verify-%s-%d", r.Style, tc.Index))
 	res, err := c.Do(ctx, client.Request{ID: id, Fields: f})
 	if err != nil {
 		return err

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"path"
+	"sync"
+	"testing"
+
+	"meridian.internal/e2e/client"
+	"meridian.internal/e2e/cluster"
+	"meridian.internal/shared/api"
+)
+
+// aRouter answers every request, and has the timeline of each; an id that comes twice is an error.
+func aRouter(t *testing.T) *cluster.Cluster {
+	t.Helper()
+	var mu sync.Mutex // guards seen
+	seen := map[string]bool{}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/completions", func(w http.ResponseWriter, r *http.Request) {
+		id := r.Header.Get(api.HeaderRequestID)
+		mu.Lock()
+		defer mu.Unlock()
+		if seen[id] {
+			t.Errorf("two requests have the id %s", id)
+		}
+		seen[id] = true
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "data: {\"choices\":[{\"text\":\"a\",\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":1}}\n\ndata: [DONE]\n\n")
+	})
+	mux.HandleFunc("GET /timelines/{id}", func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, `{"request_id":%q,"complete":true,"outcome":"finished","attempts":[{"role":"ctx","node":"c"},{"role":"gen","node":"g"}],"handover":{"bytes":1}}`, path.Base(r.URL.Path))
+	})
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	return &cluster.Cluster{Routers: []*cluster.Process{{URL: s.URL}}}
+}
+
+func TestRunsInOneFolderDoNotShareIDs(t *testing.T) {
+	c := aRouter(t)
+	for range 2 {
+		if rep, _, err := (&demo{Requests: 3, MaxTokens: 1}).play(t.Context(), c); err != nil || rep.Complete != 3 {
+			t.Errorf("demo: %+v, %v", rep, err)
+		}
+		cl := client.New(c.URL(), 1)
+		if err := (&testCase{Tokens: 1}).send(t.Context(), cl, "m", &run{Style: "aggregated"}); err != nil {
+			t.Errorf("verify: %v", err)
+		}
+		cl.Close()
+	}
+}
