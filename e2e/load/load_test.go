@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"meridian.internal/e2e/client"
@@ -148,6 +149,28 @@ func TestOpenLoopShedsWhatExceedsItsLimit(t *testing.T) {
 	if err != nil || sum.Shed != 18 || sum.Requests != 2 || sum.Errors["timeout"] != 2 {
 		t.Errorf("%+v, %v", sum, err)
 	}
+}
+
+func TestArrivalsKeepTheirRateWhateverSendingCosts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const cost = 300 * time.Microsecond // of one request, before the next is waited for
+		p := Plan{Rate: 1000, Vocab: 100, Seed: 1}
+		m := newMaker(p)
+		due := time.Now()
+		last := due
+		for range 1000 {
+			due = due.Add(m.pause())
+			want := due
+			if last.After(due) {
+				want = last
+			}
+			if !p.admit(t.Context(), due, nil) || !time.Now().Equal(want) {
+				t.Fatalf("an arrival is %v late", time.Since(want))
+			}
+			time.Sleep(cost)
+			last = time.Now()
+		}
+	})
 }
 
 func TestPlansWithoutEndAreRefused(t *testing.T) {

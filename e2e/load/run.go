@@ -116,8 +116,12 @@ func Run(ctx context.Context, p Plan, progress io.Writer) (Summary, error) {
 	var wg sync.WaitGroup
 	free := make(chan struct{}, p.Concurrency)
 	m := newMaker(p)
+	due := t.start // the arrivals do not wait for each other: what one costs must not delay those after it
 	for p.Requests == 0 || m.made < p.Requests {
-		if p.Duration > 0 && time.Since(t.start) >= p.Duration || !p.admit(ctx, m, free) {
+		if p.Rate > 0 {
+			due = due.Add(m.pause())
+		}
+		if p.Duration > 0 && time.Since(t.start) >= p.Duration || !p.admit(ctx, due, free) {
 			break
 		}
 		r := m.next()
@@ -140,10 +144,10 @@ func Run(ctx context.Context, p Plan, progress io.Writer) (Summary, error) {
 	return t.summary(time.Now()), nil
 }
 
-// admit waits for the moment of the next request: an arrival, or a free place. It returns false when ctx ended.
-func (p Plan) admit(ctx context.Context, m *maker, free chan struct{}) bool {
+// admit waits for the moment of the next request: the arrival that is due, or a free place. It returns false when ctx ended.
+func (p Plan) admit(ctx context.Context, due time.Time, free chan struct{}) bool {
 	if p.Rate > 0 {
-		timer := time.NewTimer(m.pause())
+		timer := time.NewTimer(time.Until(due))
 		defer timer.Stop()
 		select {
 		case <-ctx.Done():
