@@ -49,8 +49,8 @@ const enough = 30 // requests
 func (s *Summary) adviseStyle() Advice {
 	a := Advice{Question: "Would one node for both parts have been faster?"}
 	pairs := s.counts.Styles["generation_first"] + s.counts.Styles["context_first"]
-	if pairs < enough {
-		a.Answer = fmt.Sprintf("Cannot tell: %d requests were served by a pair, at least %d are needed.", pairs, enough)
+	if pairs < enough || s.e2e.n < enough {
+		a.Answer = fmt.Sprintf("Cannot tell: %d requests were served by a pair and %d finished, at least %d of each are needed.", pairs, s.e2e.n, enough)
 		return a
 	}
 	cost := s.mean(pairOnly)

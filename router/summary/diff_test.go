@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"meridian.internal/shared/phase"
 )
 
 // noisy are n requests whose time to first token is around ttft.
@@ -73,6 +75,12 @@ func TestAdviceFollowsTheTimes(t *testing.T) {
 		}
 		return s
 	}
+	gone := New(0)
+	for i := range 40 {
+		l := line(fmt.Sprint(i), 10_000_000, 50_000_000)
+		l.Outcome = phase.Cancelled
+		gone.Add(l)
+	}
 	cases := []struct {
 		name     string
 		s        *Summary
@@ -80,6 +88,7 @@ func TestAdviceFollowsTheTimes(t *testing.T) {
 		want     string
 	}{
 		{"too few requests", New(0), 0, "Cannot tell"},
+		{"none that finished", gone, 0, "Cannot tell"},
 		{"a dear pair and no prefill to keep away", with(map[string]int64{"kv_handover": 9e6, "decode": 1e6}), 0, "Probably"},
 		{"a cheap pair that keeps much prefill away", with(map[string]int64{"kv_handover": 1e5, "decode": 40e6, "prefill": 8e6}), 0, "No, under load"},
 		{"waiting for prefill", with(map[string]int64{"ctx_queue": 5e6, "gen_admit": 1e5}), 1, "Prefill"},
