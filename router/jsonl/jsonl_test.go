@@ -2,6 +2,7 @@ package jsonl
 
 import (
 	"bytes"
+	"compress/gzip"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -258,4 +259,20 @@ func FuzzWholeLines(f *testing.F) {
 			t.Errorf("%d, %v; want %d", got, err, want)
 		}
 	})
+}
+
+func TestAFileThatOthersCompressedIsToldOf(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lines.jsonl.gz")
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	if _, err := w.Write([]byte("{}\n")); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Close(), os.WriteFile(path, b.Bytes(), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	err := Read(path, func([]byte, int, int64) error { t.Error("it has a line"); return nil }, func(int, error) {})
+	if !errors.Is(err, ErrGzip) || !strings.Contains(err.Error(), path) {
+		t.Errorf("%v", err)
+	}
 }

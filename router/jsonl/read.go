@@ -12,8 +12,12 @@ import (
 // MaxLine bounds one line when it is read: what is longer is reported and skipped.
 const MaxLine = 64 << 20
 
-// ErrLine is returned for a line that is too long or cut off.
-var ErrLine = errors.New("jsonl: bad line")
+var (
+	// ErrLine is returned for a line that is too long or cut off.
+	ErrLine = errors.New("jsonl: bad line")
+	// ErrGzip is returned for a file that was compressed by others.
+	ErrGzip = errors.New("jsonl: compressed with gzip")
+)
 
 // Read calls each with every line of a file, its number from 1 and its offset. The bytes are valid during the call. bad is
 // called for lines that are too long. The torn tail of an open file is no error and is left out. each may end the reading
@@ -76,6 +80,9 @@ func (b both) Close() error { return errors.Join(b.ReadCloser.Close(), b.file.Cl
 // ReadFrom is Read on a reader; offsets count from where it stands.
 func ReadFrom(from io.Reader, each func(line []byte, number int, offset int64) error, bad func(number int, err error)) error {
 	r := bufio.NewReaderSize(from, 1<<20)
+	if start, _ := r.Peek(2); string(start) == "\x1f\x8b" {
+		return fmt.Errorf("%w: gunzip it, or compress it with zstd instead, to %s", ErrGzip, Packed)
+	}
 	var long []byte
 	offset := int64(0)
 	for number := 1; ; number++ {
