@@ -153,22 +153,20 @@ func TestOpenLoopShedsWhatExceedsItsLimit(t *testing.T) {
 
 func TestArrivalsKeepTheirRateWhateverSendingCosts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const cost = 300 * time.Microsecond // of one request, before the next is waited for
 		p := Plan{Rate: 1000, Vocab: 100, Seed: 1}
-		m := newMaker(p)
-		due := time.Now()
-		last := due
-		for range 1000 {
-			due = due.Add(m.pause())
-			want := due
-			if last.After(due) {
-				want = last
+		m, twin, start := newMaker(p), newMaker(p), time.Now()
+		for i := range 1000 {
+			before, due := time.Now(), start.Add(twin.arrival())
+			if !p.admit(t.Context(), start, m, nil) {
+				t.Fatal("no arrival")
 			}
-			if !p.admit(t.Context(), due, nil) || !time.Now().Equal(want) {
-				t.Fatalf("an arrival is %v late", time.Since(want))
+			if late := time.Since(due); late > max(0, before.Sub(due)) {
+				t.Fatalf("arrival %d is %v late", i, late)
 			}
-			time.Sleep(cost)
-			last = time.Now()
+			time.Sleep(300 * time.Microsecond) // what a request costs the sender
+		}
+		if got := twin.arrived; got < 900*time.Millisecond || got > 1100*time.Millisecond {
+			t.Errorf("1000 arrivals take %v, want about 1 s", got)
 		}
 	})
 }

@@ -61,6 +61,7 @@ type maker struct {
 	r        *rand.Rand
 	prefixes [][]int
 	made     int
+	arrived  time.Duration // from the start to the last arrival
 }
 
 func newMaker(p Plan) *maker {
@@ -97,9 +98,11 @@ func (m *maker) next() client.Request {
 	return client.Request{Fields: f}
 }
 
-// pause is the time to the next arrival of a Poisson process.
-func (m *maker) pause() time.Duration {
-	return time.Duration(m.r.ExpFloat64() / m.plan.Rate * float64(time.Second))
+// arrival is the time from the start to the next arrival of a Poisson process. It does not begin at the arrival before: what a
+// request costs the sender, and a timer that is late, would lower the rate.
+func (m *maker) arrival() time.Duration {
+	m.arrived += time.Duration(m.r.ExpFloat64() / m.plan.Rate * float64(time.Second))
+	return m.arrived
 }
 
 // Run sends the load and returns the summary. Progress goes to progress (may be nil) once a second. When ctx ends, running
@@ -116,12 +119,8 @@ func Run(ctx context.Context, p Plan, progress io.Writer) (Summary, error) {
 	var wg sync.WaitGroup
 	free := make(chan struct{}, p.Concurrency)
 	m := newMaker(p)
-	due := t.start // the arrivals do not wait for each other: what one costs must not delay those after it
 	for p.Requests == 0 || m.made < p.Requests {
-		if p.Rate > 0 {
-			due = due.Add(m.pause())
-		}
-		if p.Duration > 0 && time.Since(t.start) >= p.Duration || !p.admit(ctx, due, free) {
+		if p.Duration > 0 && time.Since(t.start) >= p.Duration || !p.admit(ctx, t.start, m, free) {
 			break
 		}
 		r := m.next()
@@ -144,10 +143,10 @@ func Run(ctx context.Context, p Plan, progress io.Writer) (Summary, error) {
 	return t.summary(time.Now()), nil
 }
 
-// admit waits for the moment of the next request: the arrival that is due, or a free place. It returns false when ctx ended.
-func (p Plan) admit(ctx context.Context, due time.Time, free chan struct{}) bool {
+// admit waits for the moment of the next request: an arrival, or a free place. It returns false when ctx ended.
+func (p Plan) admit(ctx context.Context, start time.Time, m *maker, free chan struct{}) bool {
 	if p.Rate > 0 {
-		timer := time.NewTimer(time.Until(due))
+		timer := time.NewTimer(time.Until(start.Add(m.arrival())))
 		defer timer.Stop()
 		select {
 		case <-ctx.Done():
