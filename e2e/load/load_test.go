@@ -171,6 +171,20 @@ func TestArrivalsKeepTheirRateWhateverSendingCosts(t *testing.T) {
 	})
 }
 
+func TestNoRequestBeginsAfterTheDuration(t *testing.T) {
+	for name, rate := range map[string]float64{"a closed loop whose place is free too late": 0, "an open loop whose next arrival is too late": 0.01} {
+		synctest.Test(t, func(t *testing.T) {
+			p := plan(t, "http://[") // no request reaches the network: time is the test's own
+			p.Requests, p.Duration, p.Concurrency, p.Rate = 0, time.Second, 1, rate
+			p.Each = func(*client.Result) { time.Sleep(p.Duration + 1) }
+			sum, err := Run(t.Context(), p, nil)
+			if err != nil || sum.Requests > 1 || rate > 0 && (sum.Requests > 0 || sum.DurationNS != p.Duration.Nanoseconds()) {
+				t.Errorf("%s: %+v, %v", name, sum, err)
+			}
+		})
+	}
+}
+
 func TestPlansWithoutEndAreRefused(t *testing.T) {
 	for name, change := range map[string]func(*Plan){
 		"no end": func(p *Plan) { p.Requests = 0 }, "no concurrency": func(p *Plan) { p.Concurrency = 0 },

@@ -119,10 +119,13 @@ func Run(ctx context.Context, p Plan, progress io.Writer) (Summary, error) {
 	var wg sync.WaitGroup
 	free := make(chan struct{}, p.Concurrency)
 	m := newMaker(p)
-	for p.Requests == 0 || m.made < p.Requests {
-		if p.Duration > 0 && time.Since(t.start) >= p.Duration || !p.admit(ctx, t.start, m, free) {
-			break
-		}
+	admitting := ctx
+	if p.Duration > 0 {
+		var stop context.CancelFunc
+		admitting, stop = context.WithDeadline(ctx, t.start.Add(p.Duration))
+		defer stop()
+	}
+	for (p.Requests == 0 || m.made < p.Requests) && p.admit(admitting, t.start, m, free) {
 		r := m.next()
 		if p.Rate > 0 && len(free) == cap(free) {
 			t.shed()
@@ -152,7 +155,7 @@ func (p Plan) admit(ctx context.Context, start time.Time, m *maker, free chan st
 		case <-ctx.Done():
 			return false
 		case <-timer.C:
-			return true
+			return ctx.Err() == nil // both may have come
 		}
 	}
 	select {
@@ -160,7 +163,7 @@ func (p Plan) admit(ctx context.Context, start time.Time, m *maker, free chan st
 		return false
 	case free <- struct{}{}:
 		<-free // only this goroutine fills the channel, so the place stays free
-		return true
+		return ctx.Err() == nil
 	}
 }
 
