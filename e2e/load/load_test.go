@@ -187,7 +187,8 @@ func TestNoRequestBeginsAfterTheDuration(t *testing.T) {
 
 func TestPlansWithoutEndAreRefused(t *testing.T) {
 	for name, change := range map[string]func(*Plan){
-		"no end": func(p *Plan) { p.Requests = 0 }, "no concurrency": func(p *Plan) { p.Concurrency = 0 },
+		"no end": func(p *Plan) { p.Requests = 0 }, "fewer than none": func(p *Plan) { p.Requests, p.Duration = -5, time.Millisecond },
+		"no time": func(p *Plan) { p.Duration = -time.Second }, "no concurrency": func(p *Plan) { p.Concurrency = 0 },
 		"negative rate": func(p *Plan) { p.Rate = -1 }, "small vocabulary": func(p *Plan) { p.Vocab = 3 },
 	} {
 		p := plan(t, "")

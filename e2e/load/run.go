@@ -41,7 +41,9 @@ const firstID = 10
 // Check says which field cannot be used.
 func (p Plan) Check() error {
 	switch {
-	case p.Requests <= 0 && p.Duration <= 0:
+	case p.Requests < 0 || p.Duration < 0:
+		return fmt.Errorf("--requests %d --duration %v: want 0 or more", p.Requests, p.Duration)
+	case p.Requests == 0 && p.Duration == 0:
 		return errors.New("--requests and --duration: give one, or the load has no end")
 	case p.Concurrency < 1:
 		return fmt.Errorf("--concurrency %d: want at least 1", p.Concurrency)
