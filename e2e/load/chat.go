@@ -32,7 +32,8 @@ type conversation struct {
 	turns    int
 }
 
-// Chat sends conversations and returns the summary; a conversation ends early when a turn fails.
+// Chat sends conversations and returns the summary; a conversation ends early when a turn fails. When ctx ends, running turns are
+// cancelled and the summary covers what had begun.
 func Chat(ctx context.Context, p Chats) (Summary, error) {
 	if p.Conversations < 1 || p.Turns < 1 || p.Concurrency < 1 || p.Words < 1 {
 		return Summary{}, fmt.Errorf("%d conversations of %d turns of %d words, %d at a time: want at least 1 of each", p.Conversations, p.Turns, p.Words, p.Concurrency)
@@ -50,7 +51,7 @@ func Chat(ctx context.Context, p Chats) (Summary, error) {
 	for range p.Concurrency {
 		workers.Go(func() {
 			for v := range waiting {
-				if v.turn(ctx, c, p, t) && v.turns < p.Turns {
+				if ctx.Err() == nil && v.turn(ctx, c, p, t) && v.turns < p.Turns {
 					waiting <- v // has room for all
 				} else {
 					left.Done()
@@ -61,7 +62,7 @@ func Chat(ctx context.Context, p Chats) (Summary, error) {
 	left.Wait()
 	close(waiting)
 	workers.Wait()
-	return t.summary(time.Now()), ctx.Err()
+	return t.summary(time.Now()), nil
 }
 
 // turn says something and takes the answer in; false if there was none.

@@ -209,3 +209,24 @@ func TestKindsOfErrors(t *testing.T) {
 		}
 	}
 }
+
+func TestChatsThatAreInterruptedAreSummedUp(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	var n atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		if n.Add(1) == 3 {
+			interrupt()
+			<-r.Context().Done()
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "data: {\"choices\":[{\"text\":\"a\"}],\"usage\":{\"prompt_tokens\":4,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n")
+	}))
+	defer s.Close()
+	sum, err := Chat(ctx, Chats{URL: s.URL, Conversations: 50, Turns: 2, Concurrency: 1, Words: 1, Output: Constant(2)})
+	if err != nil || sum.OK != 2 || sum.Requests != 3 || sum.Errors["cancelled"] != 1 {
+		t.Errorf("%+v, %v, want 2 turns that went well and the one that was cancelled", sum, err)
+	}
+}

@@ -103,6 +103,9 @@ func (v *reuse) measure(ctx context.Context, log *slog.Logger, policy string, no
 	if s, err = send(ctx, c.URL(), modelName(ctx, c)); err == nil && s.OK != s.Requests {
 		err = fmt.Errorf("%d of %d requests failed: %v", s.Requests-s.OK, s.Requests, s.Errors)
 	}
+	if err == nil {
+		err = ctx.Err() // what was interrupted is no figure
+	}
 	return s, err
 }
 
