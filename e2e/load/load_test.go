@@ -176,7 +176,7 @@ func TestNoRequestBeginsAfterTheDuration(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := plan(t, "http://[") // no request reaches the network: time is the test's own
 			p.Requests, p.Duration, p.Concurrency, p.Rate = 0, time.Second, 1, rate
-			p.Each = func(*client.Result) { time.Sleep(p.Duration + 1) }
+			p.Each = func(*client.Result, error) { time.Sleep(p.Duration + 1) }
 			sum, err := Run(t.Context(), p, nil)
 			if err != nil || sum.Requests > 1 || rate > 0 && (sum.Requests > 0 || sum.DurationNS != p.Duration.Nanoseconds()) {
 				t.Errorf("%s: %+v, %v", name, sum, err)

@@ -31,8 +31,8 @@ type Plan struct {
 	Temperature float64
 	Seed        uint64
 	Timeout     time.Duration // of one request; 0: none
-	// Each gets every answer, also what had come of one that failed, from the goroutine that read it; nil: nobody does.
-	Each func(*client.Result)
+	// Each gets every answer, also what had come of one that failed and why, from the goroutine that read it; nil: nobody does.
+	Each func(*client.Result, error)
 }
 
 // firstID keeps special tokens, which have the lowest ids, out of prompts.
@@ -140,7 +140,7 @@ func Run(ctx context.Context, p Plan, progress io.Writer) (Summary, error) {
 			res, err := one(ctx, c, p.Timeout, r)
 			t.end(res, err, p.Prefix)
 			if p.Each != nil {
-				p.Each(res)
+				p.Each(res, err)
 			}
 		})
 	}

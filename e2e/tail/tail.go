@@ -87,7 +87,7 @@ func (t Target) Alone(ctx context.Context, s Shape, prompt int) (time.Duration, 
 	var all Sample
 	p := s.plan(t, prompt, 2)
 	p.Concurrency, p.Requests = 1, 5
-	p.Each = func(r *client.Result) {
+	p.Each = func(r *client.Result, _ error) {
 		if d, ok := r.TTFT(); ok {
 			all.add(d)
 		}
@@ -127,14 +127,14 @@ func (t Target) Measure(ctx context.Context, s Shape, longRate float64) (Window,
 	var mu sync.Mutex // guards w
 	streams := s.plan(t, s.Prompt, s.Out)
 	streams.Concurrency, streams.Duration = s.Streams, s.Warm+s.Time
-	streams.Each = func(r *client.Result) {
+	streams.Each = func(r *client.Result, err error) {
 		mu.Lock()
 		defer mu.Unlock()
-		w.see(r, from, to)
+		w.see(r, err, from, to)
 	}
 	long := s.plan(t, s.Long, s.LongOut)
 	long.Concurrency, long.Duration, long.Rate = maxLong, s.Warm+s.Time, longRate
-	long.Each = func(r *client.Result) {
+	long.Each = func(r *client.Result, _ error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if d, ok := r.TTFT(); ok && r.Chunks[0].After(from) {
@@ -176,8 +176,8 @@ func (t Target) Measure(ctx context.Context, s Shape, longRate float64) (Window,
 	return w, nil
 }
 
-// see takes the part of a stream that lies in [from, to).
-func (w *Window) see(r *client.Result, from, to time.Time) {
+// see takes the part of a stream that lies in [from, to). One that an error ended is no stream that ended.
+func (w *Window) see(r *client.Result, err error, from, to time.Time) {
 	if len(r.Chunks) == 0 {
 		return
 	}
@@ -193,7 +193,7 @@ func (w *Window) see(r *client.Result, from, to time.Time) {
 			w.ITL.add(gap)
 		}
 	}
-	if r.End.Before(from) || !r.End.Before(to) || len(own.values) == 0 {
+	if err != nil || r.End.Before(from) || !r.End.Before(to) || len(own.values) == 0 {
 		return
 	}
 	tokens := len(r.Chunks)

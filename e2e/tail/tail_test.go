@@ -27,10 +27,12 @@ func TestOnlyWhatLiesInTheWindowCounts(t *testing.T) {
 	from, to := base.Add(100*time.Millisecond), base.Add(200*time.Millisecond)
 	w := Window{Time: 100 * time.Millisecond}
 	// Began before and ended within: its gaps within count, its first token does not, it is a whole stream.
-	w.see(&client.Result{Sent: base, Chunks: at(base, 50, 90, 110, 150), End: base.Add(151 * time.Millisecond)}, from, to)
+	w.see(&client.Result{Sent: base, Chunks: at(base, 50, 90, 110, 150), End: base.Add(151 * time.Millisecond)}, nil, from, to)
 	// Begins within, ends after: first token and the gaps within.
-	w.see(&client.Result{Sent: at(base, 120)[0], Chunks: at(base, 140, 190, 210), End: base.Add(211 * time.Millisecond)}, from, to)
-	w.see(&client.Result{Sent: base, End: base.Add(150 * time.Millisecond)}, from, to) // said nothing
+	w.see(&client.Result{Sent: at(base, 120)[0], Chunks: at(base, 140, 190, 210), End: base.Add(211 * time.Millisecond)}, nil, from, to)
+	w.see(&client.Result{Sent: base, End: base.Add(150 * time.Millisecond)}, nil, from, to) // said nothing
+	// Broke off within: what came of it was seen, but it is no whole stream.
+	w.see(&client.Result{Sent: base, Chunks: at(base, 50, 60), End: base.Add(150 * time.Millisecond)}, client.ErrNoEnd, from, to)
 	if got := fmt.Sprint(w.ITL.values); got != "[20ms 40ms 50ms]" {
 		t.Errorf("gaps %s", got)
 	}
