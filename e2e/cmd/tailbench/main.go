@@ -122,7 +122,7 @@ const startTimeout = 2 * time.Minute
 // one starts a cluster in a mode, measures undisturbed and disturbed, stops it and looks at its timelines.
 func (c *comparison) one(ctx context.Context, mode string, round int) error {
 	dir := filepath.Join(c.Out, fmt.Sprintf("streams-%d-%s-%d", c.shape.Streams, mode, round+1))
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := makeAnew(dir); err != nil {
 		return fmt.Errorf("make the folder of a run: %w", err)
 	}
 	start, cancel := context.WithTimeout(ctx, startTimeout)
@@ -139,6 +139,14 @@ func (c *comparison) one(ctx context.Context, mode string, round int) error {
 		return err
 	}
 	return c.look(ctx, dir, cl.Traces())
+}
+
+// makeAnew makes the folder of a run. What an earlier run of the same name left there goes: its timelines would be taken for ours.
+func makeAnew(dir string) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	return os.MkdirAll(dir, 0o755)
 }
 
 func (c *comparison) config(mode, dir string) cluster.Config {
