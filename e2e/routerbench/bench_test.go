@@ -19,6 +19,23 @@ import (
 	"meridian.internal/shared/clock"
 )
 
+func TestAPlanThatMeasuresNothingIsRefused(t *testing.T) {
+	good := Plan{Rounds: 1, Turn: time.Second, Streams: 1, Leaves: 1, Only: OnlyHeld, Against: []string{"direct", "nginx", "reverseproxy", "naive"}}
+	if err := good.Check(); err != nil {
+		t.Fatal(err)
+	}
+	for option, change := range map[string]func(*Plan){
+		"--rounds": func(p *Plan) { p.Rounds = 0 }, "--turn": func(p *Plan) { p.Turn = 0 }, "--streams": func(p *Plan) { p.Streams = 0 },
+		"--leaves": func(p *Plan) { p.Leaves = 0 }, "--only": func(p *Plan) { p.Only = "t1" }, "--against": func(p *Plan) { p.Against = []string{"ngnix"} },
+	} {
+		p := good
+		change(&p)
+		if _, err := Run(t.Context(), p); err == nil || !strings.Contains(err.Error(), option) {
+			t.Errorf("%s: %v", option, err)
+		}
+	}
+}
+
 // TestBenchProducesEveryRow runs a short form of the whole: the answers must be right, and every row must have a value.
 // What the values are is nobody's business here: the machine is busy with other tests.
 func TestBenchProducesEveryRow(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"meridian.internal/shared/clock"
@@ -26,6 +27,32 @@ type Plan struct {
 
 func (p *Plan) measures(name string) bool {
 	return len(p.Against) == 0 || name == "ours" || slices.Contains(p.Against, name)
+}
+
+// Check says which field cannot be used.
+func (p *Plan) Check() error {
+	only := []string{OnlyHeld}
+	for _, l := range loads() {
+		only = append(only, l.name)
+	}
+	var against []string
+	for _, m := range p.makers() {
+		against = append(against, m.name)
+	}
+	switch {
+	case p.Rounds < 1 || p.Turn <= 0:
+		return fmt.Errorf("--rounds %d --turn %v: want at least 1, and a time", p.Rounds, p.Turn)
+	case p.Streams < 1 || p.Leaves < 1:
+		return fmt.Errorf("--streams %d --leaves %d: want at least 1 of each", p.Streams, p.Leaves)
+	case p.Only != "" && !slices.Contains(only, p.Only):
+		return fmt.Errorf("--only %s: want one of %s", p.Only, strings.Join(only, ", "))
+	}
+	for _, name := range p.Against {
+		if !slices.Contains(against, name) {
+			return fmt.Errorf("--against %s: want some of %s", name, strings.Join(against, ", "))
+		}
+	}
+	return nil
 }
 
 // OnlyHeld are the rows of open streams and of clients that leave.
@@ -64,6 +91,9 @@ type run struct {
 
 // Run measures. The error says what could not be started; wrong answers are in the result.
 func Run(ctx context.Context, p Plan) (_ *Result, err error) {
+	if err := p.Check(); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	r := &run{Plan: p, samples: map[string]map[string][]*sample{}, result: &Result{Skipped: map[string]string{}}}
