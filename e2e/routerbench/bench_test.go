@@ -19,6 +19,22 @@ import (
 	"meridian.internal/shared/clock"
 )
 
+func TestPercentilesAreByNearestRank(t *testing.T) {
+	hundred := make([]int64, 100)
+	for i := range hundred {
+		hundred[i] = int64(i + 1)
+	}
+	for _, c := range []struct {
+		values []int64
+		q      float64
+		want   float64
+	}{{hundred, 0.99, 99}, {hundred, 0.5, 50}, {hundred, 1, 100}, {hundred, 0, 1}, {[]int64{3, 9}, 0.5, 3}, {[]int64{3, 9}, 0.99, 9}, {nil, 0.5, 0}} {
+		if got := percentile(c.values, c.q); got != c.want {
+			t.Errorf("p%g of %d values is %v, want %v", 100*c.q, len(c.values), got, c.want)
+		}
+	}
+}
+
 func TestAPlanThatMeasuresNothingIsRefused(t *testing.T) {
 	good := Plan{Rounds: 1, Turn: time.Second, Streams: 1, Leaves: 1, Only: OnlyHeld, Against: []string{"direct", "nginx", "reverseproxy", "naive"}}
 	if err := good.Check(); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -51,7 +52,8 @@ func percentile(sorted []int64, q float64) float64 {
 	if len(sorted) == 0 {
 		return 0
 	}
-	return float64(sorted[min(len(sorted)-1, int(q*float64(len(sorted))))])
+	rank := int(math.Ceil(q * float64(len(sorted))))
+	return float64(sorted[min(max(rank, 1), len(sorted))-1])
 }
 
 // warmTime is how long a turn runs at most before it is counted: connections are opened, heaps reach their size.
