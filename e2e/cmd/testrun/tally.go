@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -96,9 +97,9 @@ func (t *tally) endPackage(e event) {
 	}
 }
 
-// reason finds the text of t.Skip in the output of a skipped test: "    file.go:12: text".
+// reason finds the text of t.Skip in the output of a skipped test: "    file.go:12: text". What it logged before looks alike.
 func reason(out []string) string {
-	for _, line := range out {
+	for _, line := range slices.Backward(out) {
 		line = strings.TrimSpace(line)
 		if at := strings.Index(line, ".go:"); at >= 0 {
 			if _, text, ok := strings.Cut(line[at+len(".go:"):], ": "); ok {

@@ -12,6 +12,10 @@ func TestTally(t *testing.T) {
 {"Action":"skip","Package":"p","Test":"B"}
 {"Action":"output","Package":"p","Test":"E","Output":"    suite.go:63: no stages\n"}
 {"Action":"skip","Package":"p","Test":"E"}
+{"Action":"output","Package":"p","Test":"F","Output":"    suite.go:70: log: kernel 6.1\n"}
+{"Action":"output","Package":"p","Test":"F","Output":"    suite.go:71: old kernel\n"}
+{"Action":"output","Package":"p","Test":"F","Output":"--- SKIP: F (0.00s)\n"}
+{"Action":"skip","Package":"p","Test":"F"}
 {"Action":"output","Package":"p","Test":"C","Output":"loud\n"}
 {"Action":"fail","Package":"p","Test":"C"}
 {"Action":"output","Package":"p","Test":"D","Output":"panic: x\n"}
@@ -26,7 +30,7 @@ no json
 	}
 	c.summary()
 	got := out.String()
-	for _, want := range []string{"loud\n", "panic: x\n", "no json\n", "FAIL p", "skipped 1: no root: skipped", "skipped 1: no stages", "1 passed, 1 failed, 2 skipped"} {
+	for _, want := range []string{"loud\n", "panic: x\n", "no json\n", "FAIL p", "skipped 1: no root: skipped", "skipped 1: no stages", "skipped 1: old kernel", "1 passed, 1 failed, 3 skipped"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("output lacks %q:\n%s", want, got)
 		}
