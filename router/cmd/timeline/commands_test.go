@@ -165,6 +165,26 @@ func TestBadLinesThatAreNotListedAreMentioned(t *testing.T) {
 	}
 }
 
+func TestExportDoesNotWriteOverWhatItReads(t *testing.T) {
+	name := traceFile(t, line("a", 5))
+	link := filepath.Join(t.TempDir(), "out.csv")
+	if err := os.Symlink(name, link); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, out := range []string{name, link} {
+		_, code := output(t, func() error {
+			return (&exportCmd{Format: "csv", Output: out, files: files{File: []string{filepath.Dir(name)}}}).Run(t.Context())
+		})
+		if after, err := os.ReadFile(name); code == 0 || err != nil || string(after) != string(before) {
+			t.Errorf("export to %s: exit %d, %v, the timelines are\n%s", out, code, err, after)
+		}
+	}
+}
+
 func TestTheCommandKnowsNoEngineAndNoNode(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -36,6 +37,9 @@ func (c *exportCmd) Run(ctx context.Context) (err error) {
 	}
 	w := io.Writer(os.Stdout)
 	if c.Output != "-" {
+		if err := spare(c.Output, slices.Concat(s.Files, s.Amends, rowNames, c.Profile)); err != nil {
+			return err
+		}
 		f, err := os.Create(c.Output)
 		if err != nil {
 			return fmt.Errorf("--output: %w", err)
@@ -73,6 +77,20 @@ func (c *exportCmd) Run(ctx context.Context) (err error) {
 		return unreadable(err)
 	}
 	return x.Close()
+}
+
+// spare refuses to write over one of the files that are read.
+func spare(output string, read []string) error {
+	out, err := os.Stat(output)
+	if err != nil {
+		return nil // there is nothing to write over
+	}
+	for _, name := range read {
+		if in, err := os.Stat(name); err == nil && os.SameFile(in, out) {
+			return fmt.Errorf("--output %s: it is one of the files to export", output)
+		}
+	}
+	return nil
 }
 
 // addRows adds the rows of iterations that lie beside the timelines, where the format shows them.
