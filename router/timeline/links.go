@@ -48,7 +48,12 @@ func (l *Line) clockOf(p *Phase) string {
 type phaseChain struct{ r, c, g, a *Phase }
 
 func (l *Line) phasesOf(r *Phase) phaseChain {
-	pc := phaseChain{r: r}
+	pc, asked := phaseChain{r: r}, 0 // context nodes
+	for i := range l.Attempts {
+		if a := &l.Attempts[i]; a.Role == phase.Ctx && a.Sub == r.Sub && a.Attempt == r.Attempt {
+			asked++
+		}
+	}
 	for i := range l.Phases {
 		p := &l.Phases[i]
 		switch {
@@ -57,7 +62,7 @@ func (l *Line) phasesOf(r *Phase) phaseChain {
 			pc.a = p
 		case p.Role == phase.Gen:
 			pc.g = p
-		case pc.c != nil && p.Disagg != r.Disagg: // another one served
+		case p.Disagg != r.Disagg && (pc.c != nil || asked > 1): // another one served
 		default:
 			pc.c = p
 		}

@@ -146,8 +146,8 @@ func newChain(sources []*source, router *phase.Record) chain {
 			to = &ch.a
 		case r.Role == phase.Gen:
 			to = &ch.g
-		case ch.c != nil && r.DisaggRequestID != router.DisaggRequestID:
-			continue // it computed the prompt too, and another one served
+		case r.DisaggRequestID != router.DisaggRequestID && (ch.c != nil || ctxLegs(router) > 1):
+			continue // it computed the prompt too, and another one served, whose record may be missing
 		}
 		*to = s
 	}
