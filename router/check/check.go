@@ -141,9 +141,16 @@ func tokens(l *timeline.Line) string {
 	for _, a := range l.Attempts {
 		last[a.Sub] = max(last[a.Sub], a.Attempt)
 	}
+	prefilled := map[int]bool{}
 	for _, p := range l.Phases {
 		if p.Role == phase.Disagg || !finished(l, &p) || p.Attempt != last[p.Sub] { // a prefill whose other leg failed is no part of the answer
 			continue
+		}
+		if p.Role == phase.Ctx {
+			if prefilled[p.Sub] { // two sampled the first token, one of them gave it
+				continue
+			}
+			prefilled[p.Sub] = true
 		}
 		nodes++
 		produced += p.Tokens.Output
@@ -186,7 +193,7 @@ func bytesMoved(l *timeline.Line) string {
 		}
 		for j := range l.Phases {
 			c := &l.Phases[j]
-			if c.Role == phase.Ctx && c.Sub == g.Sub && c.Attempt == g.Attempt && c.Disagg == g.Disagg && len(c.Transfer) > 0 && c.Bytes != g.Bytes {
+			if c.Role == phase.Ctx && c.Sub == g.Sub && c.Attempt == g.Attempt && c.Disagg == g.Disagg && len(c.Transfer) > 0 && finished(l, c) && !l.Beside(c) && c.Bytes != g.Bytes {
 				return fmt.Sprintf("%s sent %d bytes of KV, %s received %d", c.Node, c.Bytes, g.Node, g.Bytes)
 			}
 		}

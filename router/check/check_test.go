@@ -51,6 +51,20 @@ func TestEachRuleFindsItsFault(t *testing.T) {
 			l.Attempts = append(l.Attempts, timeline.Attempt{Role: phase.Ctx, Node: "y", Outcome: phase.Finished}, timeline.Attempt{Role: phase.Gen, Node: "z", Outcome: phase.Failed})
 			l.Phases = append(l.Phases, timeline.Phase{Role: phase.Ctx, Node: "y", Tokens: phase.Tokens{Output: 1}})
 		}, ""},
+		{"two context nodes computed the prompt, and both ended well", func(l *timeline.Line) {
+			l.Attempts = append(l.Attempts, timeline.Attempt{Role: phase.Ctx, Node: "y", Outcome: phase.Finished})
+			l.Phases = append(l.Phases, timeline.Phase{Role: phase.Ctx, Node: "y", Disagg: 2, Tokens: phase.Tokens{Prompt: 10, Output: 1}})
+		}, ""},
+		{"the KV came from the second context node, after a part of the first's", func(l *timeline.Line) {
+			l.Phases[0].Disagg, l.Phases[1].Disagg = 2, 2
+			l.Attempts = append(l.Attempts, timeline.Attempt{Role: phase.Ctx, Node: "y", Outcome: phase.Failed})
+			l.Phases = append(l.Phases, timeline.Phase{Role: phase.Ctx, Node: "y", Bytes: 3, Transfer: []timeline.Stamp{{Name: "start_ns"}}})
+		}, ""},
+		{"and the first ended well", func(l *timeline.Line) {
+			l.Phases[0].Disagg, l.Phases[1].Disagg = 2, 2
+			l.Attempts = append(l.Attempts, timeline.Attempt{Role: phase.Ctx, Node: "y", Outcome: phase.Finished})
+			l.Phases = append(l.Phases, timeline.Phase{Role: phase.Ctx, Node: "y", Bytes: 3, Tokens: phase.Tokens{Output: 1}, Transfer: []timeline.Stamp{{Name: "start_ns"}}})
+		}, ""},
 		{"effect before cause", func(l *timeline.Line) { l.Violations = []timeline.Violation{{Cause: "x.a", Event: "y.b", ExcessNS: 7}} }, "y.b at 0 ns lies before its cause x.a"},
 		{"negative span", func(l *timeline.Line) { l.Spans[0].DurNS, l.Spans[1].DurNS, l.NegativeSpans = -5, 110, 1 }, "span a of  lasts -5 ns"},
 		{"negative, within its bound", func(l *timeline.Line) {

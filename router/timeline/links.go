@@ -48,12 +48,7 @@ func (l *Line) clockOf(p *Phase) string {
 type phaseChain struct{ r, c, g, a *Phase }
 
 func (l *Line) phasesOf(r *Phase) phaseChain {
-	pc, asked := phaseChain{r: r}, 0 // context nodes
-	for i := range l.Attempts {
-		if a := &l.Attempts[i]; a.Role == phase.Ctx && a.Sub == r.Sub && a.Attempt == r.Attempt {
-			asked++
-		}
-	}
+	pc := phaseChain{r: r}
 	for i := range l.Phases {
 		p := &l.Phases[i]
 		switch {
@@ -62,7 +57,7 @@ func (l *Line) phasesOf(r *Phase) phaseChain {
 			pc.a = p
 		case p.Role == phase.Gen:
 			pc.g = p
-		case p.Disagg != r.Disagg && (pc.c != nil || asked > 1): // another one served
+		case l.beside(r, p):
 		default:
 			pc.c = p
 		}
@@ -88,6 +83,40 @@ func (pc phaseChain) edge(name string) (*Phase, int64, bool) {
 		}
 	}
 	return nil, 0, false
+}
+
+// beside tells whether p, of the attempt that r tells of, is of a context node that computed the prompt too, where another one
+// served, whose phase may be missing.
+func (l *Line) beside(r, p *Phase) bool {
+	asked := 0
+	for i := range l.Attempts {
+		if a := &l.Attempts[i]; a.Role == phase.Ctx && a.Sub == r.Sub && a.Attempt == r.Attempt {
+			asked++
+		}
+	}
+	return asked > 1 && p.Disagg != r.Disagg
+}
+
+// Beside tells whether p is of a context node that computed the prompt too, where another one served: it is no part of the answer.
+func (l *Line) Beside(p *Phase) bool {
+	for i := range l.Phases {
+		if r := &l.Phases[i]; r.Role == phase.Disagg {
+			return p.Role == phase.Ctx && p.Sub == r.Sub && p.Attempt == r.Attempt && l.beside(r, p)
+		}
+	}
+	return false
+}
+
+// Chain gives the phases that the spans tell of: the router's, and those of the attempt that began the answer. nil: it is not there,
+// or one node did both.
+func (l *Line) Chain() (router, ctx, gen *Phase) {
+	for i := range l.Phases {
+		if r := &l.Phases[i]; r.Role == phase.Disagg {
+			pc := l.phasesOf(r)
+			return r, pc.c, pc.g
+		}
+	}
+	return nil, nil, nil
 }
 
 func (pc phaseChain) who(c byte) *Phase {
