@@ -118,6 +118,25 @@ func TestTheRecordThatTheBreakdownToolReads(t *testing.T) {
 	}
 }
 
+func TestTheBreakdownIsOfTheLegsThatBeganTheAnswer(t *testing.T) {
+	l := vector()
+	l.Phases[0].Disagg, l.Phases[1].Disagg = 2, 2
+	beside := l.Phases[1] // a context node that was begun first, and did not serve
+	beside.Node, beside.Disagg, beside.Stamps = "ctx9", 1, nil
+	resumed := l.Phases[2] // a generation node that went on with the answer
+	resumed.Node, resumed.Attempt, resumed.Stamps = "gen9", 1, nil
+	l.Phases = []timeline.Phase{l.Phases[0], beside, l.Phases[1], l.Phases[2], resumed}
+	for _, p := range l.Phases[1:] {
+		l.Attempts = append(l.Attempts, timeline.Attempt{Role: p.Role, Node: p.Node, Attempt: p.Attempt, Outcome: phase.Finished})
+	}
+	if got := Breakdown(l); len(got) != 12 {
+		t.Errorf("%v", got)
+	}
+	if got := export(t, "trtllm", l); !strings.Contains(got, `"ctx_server":"ctx0","gen_server":"gen0"`) {
+		t.Errorf("%s", got)
+	}
+}
+
 func TestChromeEventsAreJSONWithExactTimes(t *testing.T) {
 	other := vector()
 	other.RequestID = `re"q-2`

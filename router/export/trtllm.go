@@ -2,6 +2,7 @@ package export
 
 import (
 	"bufio"
+	"strings"
 
 	"meridian.internal/router/timeline"
 	"meridian.internal/shared/jsonline"
@@ -46,35 +47,19 @@ func Breakdown(l *timeline.Line) map[string]int64 {
 	return out
 }
 
-// find looks up an edge in the phases of the last attempt.
+// find looks up an edge in the phases of the attempt that began the answer.
 func find(l *timeline.Line, from string) (int64, bool) {
+	router, ctx, gen := l.Chain()
 	for from != "" {
-		alt := from
-		for i := range from {
-			if from[i] == '|' {
-				alt = from[:i]
-				break
-			}
-		}
-		from = from[min(len(from), len(alt)+1):]
-		if p := lastPhase(l, map[byte]phase.Role{'R': phase.Disagg, 'C': phase.Ctx, 'G': phase.Gen}[alt[0]]); p != nil {
+		var alt string
+		alt, from, _ = strings.Cut(from, "|")
+		if p := map[byte]*timeline.Phase{'R': router, 'C': ctx, 'G': gen}[alt[0]]; p != nil {
 			if v, ok := p.At(alt[2:]); ok {
 				return v, true
 			}
 		}
 	}
 	return 0, false
-}
-
-// lastPhase is the phase of a role that counted: of the first sub-request, its last attempt.
-func lastPhase(l *timeline.Line, role phase.Role) (best *timeline.Phase) {
-	for i := range l.Phases {
-		p := &l.Phases[i]
-		if p.Role == role && (best == nil || p.Sub == best.Sub && p.Attempt > best.Attempt) {
-			best = p
-		}
-	}
-	return best
 }
 
 // trtllm writes the orchestrator's JSONL, which TensorRT-LLM's time_breakdown reads. Requests without both legs are left
@@ -85,7 +70,7 @@ type trtllm struct {
 
 // Line adds a request.
 func (t *trtllm) Line(l *timeline.Line) error {
-	c, g := lastPhase(l, phase.Ctx), lastPhase(l, phase.Gen)
+	_, c, g := l.Chain()
 	if c == nil || g == nil || l.Outcome != phase.Finished {
 		return nil
 	}

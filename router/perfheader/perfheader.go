@@ -34,7 +34,7 @@ func Of(l *timeline.Line) []Header {
 	w.router(l)
 	for i := range l.Phases {
 		p := &l.Phases[i]
-		if !lastAttempt(l, p) {
+		if !lastAttempt(l, p) || l.Beside(p) {
 			continue
 		}
 		switch p.Role {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -51,6 +52,16 @@ func TestHeadersOfALine(t *testing.T) {
 		if got[i] != want[i] {
 			t.Errorf("header %d:\n got %+v\nwant %+v", i, got[i], want[i])
 		}
+	}
+}
+
+func TestAContextNodeBesideTheOneThatServedIsLeftOut(t *testing.T) {
+	l, want := aLine(), Of(aLine())
+	beside := timeline.Phase{Role: phase.Ctx, Disagg: 3, Stamps: stamps("receive_ns", 1, "queued_ns", 2, "first_scheduled_ns", 3)}
+	l.Phases = append(l.Phases, beside)
+	l.Attempts = []timeline.Attempt{{Role: phase.Ctx}, {Role: phase.Ctx}, {Role: phase.Gen}}
+	if got := Of(l); !slices.Equal(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
 	}
 }
 
