@@ -12,7 +12,7 @@ import (
 )
 
 // Change is what became of one measure from A to B. A change is sure when the 95 % intervals of both medians do not
-// overlap.
+// overlap, and both have enough values for one.
 type Change struct {
 	Name     string `json:"name"`
 	A        Median `json:"a"`
@@ -23,7 +23,12 @@ type Change struct {
 	OnlySide string `json:"only,omitempty"` // "a" or "b": the other has none
 }
 
-// Median is a median with its 95 % interval, by order statistics: no assumption about the distribution.
+// leastInterval is from how many values on their least and largest hold the median between them with 95 % probability:
+// 1 - 2^(1-n).
+const leastInterval = 6
+
+// Median is a median with its 95 % interval, by order statistics: no assumption about the distribution. Of less than
+// leastInterval values it is from the least to the largest, and may well not hold the median.
 type Median struct {
 	N    int64 `json:"n"`
 	NS   int64 `json:"ns"`
@@ -72,7 +77,7 @@ func change(name string, a, b *histogram) Change {
 	case b.n == 0 && a.n > 0:
 		c.OnlySide = "a"
 	default:
-		c.Sure = c.A.HiNS < c.B.LoNS || c.B.HiNS < c.A.LoNS
+		c.Sure = min(a.n, b.n) >= leastInterval && (c.A.HiNS < c.B.LoNS || c.B.HiNS < c.A.LoNS)
 	}
 	return c
 }
@@ -102,7 +107,7 @@ func WriteDiff(w io.Writer, list []Change, color bool) error {
 		}
 		p.printf("%s%s%s%11s%9s %s %s\n", left(waterfall.Clean(c.Name, 21), 22), right(c.A.NS), right(c.B.NS), delta, percent, mark, p.grey(note))
 	}
-	p.printf("\n%s\n\n", p.grey("▲ slower, ▼ faster: the intervals of the medians do not overlap. Without a mark the change may be chance."))
+	p.printf("\n%s\n\n", p.grey("▲ slower, ▼ faster: the intervals of the medians do not overlap, and are of 6 requests at least. Without a mark the change may be chance."))
 	return p.Flush()
 }
 

@@ -3,6 +3,7 @@ package summary
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -109,6 +110,34 @@ func TestAdviceFollowsTheTimes(t *testing.T) {
 		var w bytes.Buffer
 		if err := WriteAdvice(&w, list, true); err != nil || w.Len() == 0 {
 			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+func TestChanceIsSeldomSure(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 9))
+	for _, n := range []int{1, 2, 3, 5, 6, 8, 12, 40, 200} {
+		const tries = 2000
+		sure, covered := 0, 0
+		for range tries {
+			var a, b histogram
+			for range n {
+				a.add(int64(1e6 * (1 + rng.ExpFloat64())))
+				b.add(int64(1e6 * (1 + rng.ExpFloat64())))
+			}
+			c := change("", &a, &b)
+			if c.Sure {
+				sure++
+			}
+			if median := int64(math.Round(1e6 * (1 + math.Ln2))); c.A.LoNS <= median && median <= c.A.HiNS {
+				covered++
+			}
+		}
+		if sure > tries*5/100 {
+			t.Errorf("of %d pairs of the same distribution, %d values each, %d are a sure change", tries, n, sure)
+		}
+		if n > 5 && covered < tries*92/100 { // ranks are whole numbers
+			t.Errorf("the interval of %d values holds the median in %d of %d cases", n, covered, tries)
 		}
 	}
 }
