@@ -186,12 +186,8 @@ func (s *Summary) addSlow(l *timeline.Line) {
 	if s.top == 0 || (len(s.slowest) == s.top && *l.TTFTNS <= s.slowest[s.top-1].TTFTNS) {
 		return
 	}
-	w := Slow{RequestID: l.RequestID, ClientID: l.ClientRequestID, TTFTNS: *l.TTFTNS}
-	for _, sp := range l.Spans {
-		if sp.Name != "decode" && sp.Name != "finish" && sp.DurNS > w.SpanNS {
-			w.Span, w.Node, w.SpanNS = sp.Name, sp.Node, sp.DurNS
-		}
-	}
+	sp := timeline.Longest(l.Spans)
+	w := Slow{RequestID: l.RequestID, ClientID: l.ClientRequestID, TTFTNS: *l.TTFTNS, Span: sp.Name, Node: sp.Node, SpanNS: sp.DurNS}
 	i, _ := slices.BinarySearchFunc(s.slowest, w, func(a, b Slow) int { return cmp.Compare(b.TTFTNS, a.TTFTNS) })
 	s.slowest = slices.Insert(s.slowest, i, w)
 	s.slowest = s.slowest[:min(len(s.slowest), s.top)]

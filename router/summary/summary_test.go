@@ -68,6 +68,16 @@ func TestNegativeAndZeroDurationsKeepTheirPlace(t *testing.T) {
 	}
 }
 
+func TestWhatWasSlowIsOfTheTimeToTheFirstToken(t *testing.T) {
+	s := New(1)
+	l := line("r", 100, 900)
+	l.Spans = []timeline.Span{span("ctx_queue", 30), span("prefill", 25), span("prefill_wait", 1), span("prefill", 25), span("relay", 2), span("decode", 100), span("resume", 600), span("decode", 100)}
+	s.Add(l)
+	if got := s.Result().Slowest[0]; got.Span != "prefill" || got.SpanNS != 50 {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestALineIsCountedWhereItBelongs(t *testing.T) {
 	s := New(2)
 	for i := range 10 {

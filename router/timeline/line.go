@@ -43,7 +43,7 @@ type Line struct {
 	Tokens          phase.Tokens   `json:"tokens"`
 	Handover        *Handover      `json:"handover,omitempty"`
 	Decode          *Decode        `json:"decode,omitempty"`
-	CriticalSpan    string         `json:"critical_span,omitempty"` // the longest span until the first token
+	CriticalSpan    string         `json:"critical_span,omitempty"` // that took most of the time to the first token
 	Spans           []Span         `json:"spans"`
 	Attempts        []Attempt      `json:"attempts"`
 	Resumes         []phase.Resume `json:"resumes,omitempty"` // times as those of the line

@@ -1,6 +1,7 @@
 package timeline
 
 import (
+	"slices"
 	"strings"
 
 	"meridian.internal/shared/phase"
@@ -46,23 +47,33 @@ func (m *merger) fillSpans(router *phase.Record) {
 		}
 		l.UnaccountedNS = &rest
 	}
-	l.CriticalSpan = longestUntilFirst(l.Spans)
+	l.CriticalSpan = Longest(l.Spans).Name
 	m.handover(ch)
 	m.decode(ch)
 }
 
-// longestUntilFirst names the span that took most of the time to the first token.
-func longestUntilFirst(spans []Span) (name string) {
-	longest := int64(0)
+// Longest gives the span that took most of the time to the first token, with the sum of all of its name: the chunks of a prefill are
+// one prefill. Its name is empty where nothing took any.
+func Longest(spans []Span) (longest Span) {
+	sums := make([]Span, 0, usualSpans) // by name
 	for i := range spans {
-		if spans[i].Name == "decode" || spans[i].Name == "finish" {
+		name := spans[i].Name
+		if name == "decode" || name == "finish" {
 			break
 		}
-		if spans[i].DurNS > longest {
-			name, longest = spans[i].Name, spans[i].DurNS
+		k := slices.IndexFunc(sums, func(s Span) bool { return s.Name == name })
+		if k < 0 {
+			sums = append(sums, spans[i])
+		} else {
+			sums[k].DurNS += spans[i].DurNS
 		}
 	}
-	return name
+	for i := range sums {
+		if sums[i].DurNS > longest.DurNS {
+			longest = sums[i]
+		}
+	}
+	return longest
 }
 
 // decode splits the decode steps. Steps that the node did not keep would be taken for waiting, so then it says nothing.
