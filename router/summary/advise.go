@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 
+	"meridian.internal/router/timeline"
 	"meridian.internal/router/waterfall"
 )
 
@@ -15,31 +16,72 @@ type Advice struct {
 	Arithmetic []string `json:"arithmetic"`
 }
 
-// Spans by what they are for.
-var (
-	// pairOnly exist only because two nodes serve a request. To wait for a place is not of them: on one node it would, too.
-	pairOnly = []string{"gen_prepare", "gen_dispatch", "gen_parse", "kv_open", "gen_headers_return", "ctx_emit", "ctx_return", "kv_handover", "gen_start"}
-	ctxWait  = []string{"ctx_queue", "device_queue", "queue"}
-	genPlace = []string{"gen_admit"}
-	genStart = []string{"gen_start"}
-	prefill  = []string{"prefill", "prefill_wait", "prefill_sample", "prefill_sync"}
-	decode   = []string{"decode"}
+// use is what a span tells of a request that a pair served.
+type use int
+
+const (
+	pairOnly use = iota // it exists only because two nodes serve a request, and is no waiting for a place: on one node it would, too
+	door                // waiting at the router
+	ctxWait
+	genPlace
+	genStart
+	prefill
+	decode
+	unseen // the router's view of a leg, whose node did not tell what it did, or whose clock is not aligned
+	uses
 )
+
+var usesOf = map[string][]use{
+	"gen_prepare": {pairOnly}, "gen_dispatch": {pairOnly}, "gen_parse": {pairOnly}, "gen_admit": {genPlace}, "kv_open": {pairOnly},
+	"gen_headers_return": {pairOnly}, "ctx_emit": {pairOnly}, "ctx_return": {pairOnly}, "kv_handover": {pairOnly}, "gen_start": {pairOnly, genStart},
+	"router_queue": {door}, "ctx_admit": {ctxWait}, "ctx_queue": {ctxWait}, "device_queue": {ctxWait},
+	"prefill": {prefill}, "prefill_wait": {prefill}, "prefill_sample": {prefill}, "prefill_sync": {prefill}, "decode": {decode},
+	"gen_leg": {unseen}, "ctx_leg": {unseen}, "remote": {unseen},
+}
+
+// tally adds up the requests that a pair served, of which both nodes told what they did.
+type tally struct {
+	n     int64
+	early int64 // of them, generation first
+	ttft  float64
+	sums  [uses]float64 // ns
+}
+
+// add takes in a finished request with a first token.
+func (t *tally) add(l *timeline.Line) {
+	if l.Style != "generation_first" && l.Style != "context_first" {
+		return
+	}
+	one := tally{n: 1, ttft: float64(*l.TTFTNS)}
+	if l.Style == "generation_first" {
+		one.early = 1
+	}
+	for i := range l.Spans {
+		for _, u := range usesOf[l.Spans[i].Name] {
+			if u == unseen {
+				return
+			}
+			one.sums[u] += float64(l.Spans[i].DurNS)
+		}
+	}
+	t.merge(&one)
+}
+
+func (t *tally) merge(o *tally) {
+	t.n += o.n
+	t.early += o.early
+	t.ttft += o.ttft
+	for u := range t.sums {
+		t.sums[u] += o.sums[u]
+	}
+}
+
+// mean is what spans of a use take of a request.
+func (t *tally) mean(u use) float64 { return t.sums[u] / float64(max(t.n, 1)) }
 
 // Advise answers what an operator asks, from recorded times alone; it says when there is too little to answer.
 func (s *Summary) Advise() []Advice {
 	return []Advice{s.adviseStyle(), s.adviseSide(), s.adviseHandover()}
-}
-
-// mean is what spans take of a request of this file on average, where they occur or not.
-func (s *Summary) mean(names []string) float64 {
-	sum := 0.0
-	for _, n := range names {
-		if h := s.spans[n]; h != nil {
-			sum += h.sum
-		}
-	}
-	return sum / float64(max(s.e2e.n, 1))
 }
 
 func dur(ns float64) string { return waterfall.Duration(int64(ns)) }
@@ -48,15 +90,13 @@ const enough = 30 // requests
 
 func (s *Summary) adviseStyle() Advice {
 	a := Advice{Question: "Would one node for both parts have been faster?"}
-	pairs := s.counts.Styles["generation_first"] + s.counts.Styles["context_first"]
-	if pairs < enough || s.e2e.n < enough {
-		a.Answer = fmt.Sprintf("Cannot tell: %d requests were served by a pair and %d finished, at least %d of each are needed.", pairs, s.e2e.n, enough)
+	if s.few(&a) {
 		return a
 	}
-	cost := s.mean(pairOnly)
+	cost := s.paired.mean(pairOnly)
 	// On one node the prefill of every other request stands in the way of decode: while a request decodes, prefills run for
 	// the share of time that prefill takes of all work of both sides.
-	pre, dec := s.mean(prefill), s.mean(decode)
+	pre, dec := s.paired.mean(prefill), s.paired.mean(decode)
 	interference := 0.0
 	if pre+dec > 0 {
 		interference = dec * pre / (pre + dec)
@@ -74,26 +114,36 @@ func (s *Summary) adviseStyle() Advice {
 	return a
 }
 
+// few says so where there are too few requests of a pair.
+func (s *Summary) few(a *Advice) bool {
+	if s.paired.n < enough {
+		a.Answer = fmt.Sprintf("Cannot tell: of %d finished requests that a pair served both nodes told their times, at least %d are needed.", s.paired.n, enough)
+	}
+	return s.paired.n < enough
+}
+
 func (s *Summary) adviseSide() Advice {
 	a := Advice{Question: "Which side needs more nodes?"}
-	if s.e2e.n < enough {
-		a.Answer = fmt.Sprintf("Cannot tell: %d finished requests, at least %d are needed.", s.e2e.n, enough)
+	if s.few(&a) {
 		return a
 	}
-	ctx, place, ttft := s.mean(ctxWait), s.mean(genPlace), s.ttft.sum/float64(max(s.ttft.n, 1))
-	gen := place + s.mean(genStart)
+	t := &s.paired
+	wait, ctx, place, ttft := t.mean(door), t.mean(ctxWait), t.mean(genPlace), t.ttft/float64(t.n)
+	gen := place + t.mean(genStart)
 	a.Arithmetic = []string{
-		fmt.Sprintf("a request waits %s for prefill's engine (queue, and the device busy with the step before) and %s for decode's (a place, and the start)", dur(ctx), dur(gen)),
-		fmt.Sprintf("that is %.0f %% and %.0f %% of the mean time to first token, %s", 100*ctx/max(ttft, 1), 100*gen/max(ttft, 1), dur(ttft)),
+		fmt.Sprintf("a request waits %s at the router for room in the cluster, %s for prefill's engine (admission, queue, and the device busy with the step before) and %s for decode's (a place, and the start)", dur(wait), dur(ctx), dur(gen)),
+		fmt.Sprintf("that is %.0f %%, %.0f %% and %.0f %% of the mean time to first token, %s", 100*wait/max(ttft, 1), 100*ctx/max(ttft, 1), 100*gen/max(ttft, 1), dur(ttft)),
 	}
-	if held := s.heldForPrefill(); held*place >= 0.05*ttft {
+	if held := t.heldForPrefill(); held*place >= 0.05*ttft {
 		ctx, gen = ctx+held*place, gen-held*place
 		a.Arithmetic = append(a.Arithmetic, fmt.Sprintf(
 			"%.0f %% of the time in which places at decode are taken, their requests wait for prefill or are in it: so much of the wait for a place, %s, is prefill's", 100*held, dur(held*place)))
 	}
 	switch {
-	case ctx+gen < 0.1*ttft:
+	case wait+ctx+gen < 0.1*ttft:
 		a.Answer = "Neither: waiting is less than a tenth of the time to first token."
+	case wait > ctx+gen:
+		a.Answer = "Cannot tell which: most of the waiting is at the router, for room in the cluster. GET /cluster says which nodes are full."
 	case ctx > 2*gen:
 		a.Answer = "Prefill: another context node would take most of the waiting away."
 	case gen > 2*ctx:
@@ -106,11 +156,9 @@ func (s *Summary) adviseSide() Advice {
 
 // heldForPrefill is the share of the time in which places at generation nodes are taken, but by requests that prefill has not done with:
 // generation first, a request has its place before it is sent to prefill.
-func (s *Summary) heldForPrefill() float64 {
-	early := s.counts.Styles["generation_first"]
-	pairs := early + s.counts.Styles["context_first"]
-	held := (s.mean(ctxWait) + s.mean(prefill)) * float64(early) / float64(max(pairs, 1))
-	return held / max(held+s.mean(genStart)+s.mean(decode), 1)
+func (t *tally) heldForPrefill() float64 {
+	held := (t.mean(ctxWait) + t.mean(prefill)) * float64(t.early) / float64(max(t.n, 1))
+	return held / max(held+t.mean(genStart)+t.mean(decode), 1)
 }
 
 func (s *Summary) adviseHandover() Advice {
@@ -121,14 +169,11 @@ func (s *Summary) adviseHandover() Advice {
 		return a
 	}
 	q := h.quantiles()
-	hiddenShare := 0.0
 	if s.handover > 0 {
-		hiddenShare = s.hidden / s.handover
+		a.Arithmetic = append(a.Arithmetic, fmt.Sprintf("%.0f %% of the transfers' time passed while prefill still ran", 100*s.hidden/s.handover))
 	}
-	a.Arithmetic = []string{
-		fmt.Sprintf("%.0f %% of the transfers' time passed while prefill still ran", 100*hiddenShare),
-		fmt.Sprintf("after prefill a request waited %s for its KV at the median, %s at the 99th percentile", waterfall.Duration(q.P50), waterfall.Duration(q.P99)),
-	}
+	a.Arithmetic = append(a.Arithmetic,
+		fmt.Sprintf("after prefill a request waited %s for its KV at the median, %s at the 99th percentile", waterfall.Duration(q.P50), waterfall.Duration(q.P99)))
 	if float64(q.P50) > 0.1*float64(s.ttft.quantiles().P50) {
 		a.Answer = "Yes: the visible part is more than a tenth of the time to first token. Smaller prefill chunks start it earlier; a faster link shortens it."
 	} else {

@@ -64,11 +64,10 @@ func TestTheSpanThatMovedComesFirst(t *testing.T) {
 }
 
 func TestAdviceFollowsTheTimes(t *testing.T) {
-	with := func(spans map[string]int64) *Summary {
-		s := New(0)
-		for i := range 40 {
+	add := func(s *Summary, n int, style string, outcome phase.Outcome, spans map[string]int64) *Summary {
+		for i := range n {
 			l := line(fmt.Sprint(i), 10_000_000, 50_000_000)
-			l.Spans = l.Spans[:0]
+			l.Style, l.Outcome, l.Spans = style, outcome, l.Spans[:0]
 			for name, ns := range spans {
 				l.Spans = append(l.Spans, span(name, ns))
 			}
@@ -76,12 +75,15 @@ func TestAdviceFollowsTheTimes(t *testing.T) {
 		}
 		return s
 	}
-	gone := New(0)
-	for i := range 40 {
-		l := line(fmt.Sprint(i), 10_000_000, 50_000_000)
-		l.Outcome = phase.Cancelled
-		gone.Add(l)
+	with := func(spans map[string]int64) *Summary {
+		return add(New(0), 40, "generation_first", phase.Finished, spans)
 	}
+	aggregated := func(s *Summary) *Summary {
+		return add(s, 4000, "aggregated", phase.Finished, map[string]int64{"queue": 8e6, "prefill": 1e6, "decode": 40e6})
+	}
+	failed := add(New(0), 40, "generation_first", phase.Failed, nil)
+	merged := New(0)
+	merged.Merge(with(map[string]int64{"ctx_queue": 5e6}))
 	cases := []struct {
 		name     string
 		s        *Summary
@@ -89,7 +91,6 @@ func TestAdviceFollowsTheTimes(t *testing.T) {
 		want     string
 	}{
 		{"too few requests", New(0), 0, "Cannot tell"},
-		{"none that finished", gone, 0, "Cannot tell"},
 		{"a dear pair and no prefill to keep away", with(map[string]int64{"kv_handover": 9e6, "decode": 1e6}), 0, "Probably"},
 		{"a cheap pair that keeps much prefill away", with(map[string]int64{"kv_handover": 1e5, "decode": 40e6, "prefill": 8e6}), 0, "No, under load"},
 		{"waiting for prefill", with(map[string]int64{"ctx_queue": 5e6, "gen_admit": 1e5}), 1, "Prefill"},
@@ -99,6 +100,16 @@ func TestAdviceFollowsTheTimes(t *testing.T) {
 		{"places at decode that decode holds, beside a busy prefill", with(map[string]int64{"ctx_queue": 1e6, "prefill": 1e6, "gen_admit": 4e6, "decode": 40e6}), 1, "Decode"},
 		{"a wait that one node would have too", with(map[string]int64{"gen_admit": 9e6, "kv_handover": 1e5, "decode": 40e6, "prefill": 8e6}), 0, "No, under load"},
 		{"waiting for neither", with(map[string]int64{"ctx_queue": 1e5}), 1, "Neither"},
+		{"of requests that failed", failed, 0, "Cannot tell"},
+		{"of requests that failed", failed, 1, "Cannot tell"},
+		{"of requests that one node served", aggregated(New(0)), 0, "Cannot tell"},
+		{"which side, where one node does both", aggregated(New(0)), 1, "Cannot tell"},
+		{"a dear pair among many requests that one node served", aggregated(with(map[string]int64{"kv_handover": 9e6, "decode": 1e6})), 0, "Probably"},
+		{"of nodes that do not tell", with(map[string]int64{"remote": 9e6, "decode": 40e6}), 0, "Cannot tell"},
+		{"waiting where nodes do not tell", with(map[string]int64{"gen_leg": 1e6, "remote": 9e6}), 1, "Cannot tell"},
+		{"waiting at the door", with(map[string]int64{"router_queue": 8e6, "ctx_queue": 1e6}), 1, "Cannot tell which"},
+		{"waiting for a lease of KV at the context node", with(map[string]int64{"ctx_admit": 5e6}), 1, "Prefill"},
+		{"waiting, in parts of files", merged, 1, "Prefill"},
 		{"a slow hand-over", with(map[string]int64{"kv_handover": 3e6}), 2, "Yes"},
 		{"a hidden hand-over", with(map[string]int64{"kv_handover": 1e5}), 2, "No"},
 	}

@@ -24,6 +24,7 @@ type Summary struct {
 	pairs    map[string]*histogram
 	hours    map[string]*histogram
 	slowest  []Slow
+	paired   tally
 	hidden   float64 // ns of hand-over behind prefill
 	handover float64 // ns of hand-over
 }
@@ -106,6 +107,7 @@ func (s *Summary) addTimes(l *timeline.Line) {
 			at(s.hours, time.Unix(0, l.WallNS).UTC().Format("2006-01-02 15:00")).add(*l.TTFTNS)
 		}
 		s.addSlow(l)
+		s.paired.add(l)
 	}
 	if l.E2ENS != nil {
 		s.e2e.add(*l.E2ENS)
@@ -212,6 +214,7 @@ func (s *Summary) Merge(o *Summary) {
 			s.order = append(s.order, name)
 		}
 	}
+	s.paired.merge(&o.paired)
 	s.hidden += o.hidden
 	s.handover += o.handover
 	s.slowest = append(s.slowest, o.slowest...)
