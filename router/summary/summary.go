@@ -165,14 +165,23 @@ func at[K comparable](m map[K]*histogram, k K) *histogram {
 	return h
 }
 
-// pair is who served the request.
+// pair is who served the first sub-request: the attempt that began its answer, and of two context nodes that computed the prompt the
+// one that ended well.
 func pair(l *timeline.Line) string {
+	began := 0
+	for _, a := range l.Attempts {
+		if a.Sub == 0 && a.Given == 0 {
+			began = max(began, a.Attempt)
+		}
+	}
 	ctx, gen := "", ""
 	for _, a := range l.Attempts {
-		if a.Role == phase.Ctx {
-			ctx = a.Node
-		} else {
+		switch {
+		case a.Sub != 0 || a.Attempt != began:
+		case a.Role != phase.Ctx:
 			gen = a.Node
+		case ctx == "" || a.Outcome == phase.Finished:
+			ctx = a.Node
 		}
 	}
 	switch {

@@ -105,6 +105,31 @@ func TestALineIsCountedWhereItBelongs(t *testing.T) {
 	}
 }
 
+func TestThePairIsTheOneThatBeganTheAnswer(t *testing.T) {
+	ctx := func(node string, attempt int, o phase.Outcome) timeline.Attempt {
+		return timeline.Attempt{Role: phase.Ctx, Node: node, Attempt: attempt, Outcome: o}
+	}
+	gen := func(node string, sub, attempt, given int) timeline.Attempt {
+		return timeline.Attempt{Role: phase.Gen, Node: node, Sub: sub, Attempt: attempt, Given: given, Outcome: phase.Finished}
+	}
+	for _, c := range []struct {
+		name     string
+		attempts []timeline.Attempt
+		want     string
+	}{
+		{"one try", []timeline.Attempt{ctx("c0", 0, phase.Finished), gen("g0", 0, 0, 0)}, "c0 → g0"},
+		{"the second try, whose context node has no record", []timeline.Attempt{ctx("c1", 1, phase.Finished), ctx("c0", 0, phase.Failed), gen("g0", 0, 0, 0), gen("g1", 0, 1, 0)}, "c1 → g1"},
+		{"another one goes on with the answer", []timeline.Attempt{ctx("c0", 0, phase.Finished), gen("g0", 0, 0, 0), gen("g1", 0, 1, 7)}, "c0 → g0"},
+		{"a second context node was begun and was slower", []timeline.Attempt{ctx("c0", 0, phase.Finished), ctx("c1", 0, phase.Cancelled), gen("g0", 0, 0, 0)}, "c0 → g0"},
+		{"two choices", []timeline.Attempt{ctx("c0", 0, phase.Finished), gen("g0", 0, 0, 0), gen("g1", 1, 0, 0)}, "c0 → g0"},
+		{"one node", []timeline.Attempt{gen("g0", 0, 0, 0)}, "g0"},
+	} {
+		if got := pair(&timeline.Line{Attempts: c.attempts}); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+	}
+}
+
 func TestPartsThatAreMergedSayWhatTheWholeSays(t *testing.T) {
 	whole, a, b := New(3), New(3), New(3)
 	for i := range 200 {
