@@ -16,7 +16,7 @@ type Summary struct {
 	counts   Counts
 	ttft     histogram
 	e2e      histogram
-	token    histogram // per token after the first
+	token    histogram // per token after the first, of requests of one answer
 	rest     histogram // |unaccounted|
 	spans    map[string]*histogram
 	order    []string // names of spans as they first came
@@ -111,7 +111,7 @@ func (s *Summary) addTimes(l *timeline.Line) {
 	}
 	if l.E2ENS != nil {
 		s.e2e.add(*l.E2ENS)
-		if n := l.Tokens.Output; n > 1 && l.TTFTNS != nil {
+		if n := l.Tokens.Output; n > 1 && l.TTFTNS != nil && !several(l) {
 			s.token.add((*l.E2ENS - *l.TTFTNS) / int64(n-1))
 		}
 	}
@@ -119,6 +119,11 @@ func (s *Summary) addTimes(l *timeline.Line) {
 		s.rest.add(max(*l.UnaccountedNS, -*l.UnaccountedNS))
 	}
 	s.addSpans(l.Spans)
+}
+
+// several tells whether the tokens of a line are of several answers, which came beside each other.
+func several(l *timeline.Line) bool {
+	return slices.ContainsFunc(l.Attempts, func(a timeline.Attempt) bool { return a.Sub > 0 })
 }
 
 // nodeSpan is a span on one node.

@@ -130,6 +130,18 @@ func TestThePairIsTheOneThatBeganTheAnswer(t *testing.T) {
 	}
 }
 
+func TestTheTimePerTokenIsOfOneAnswer(t *testing.T) {
+	s := New(0)
+	s.Add(line("a", 1_000_000, 21_000_000)) // 3 tokens
+	l := line("b", 1_000_000, 21_000_000)
+	l.Tokens.Output = 400 // of two choices at the same time
+	l.Attempts = append(l.Attempts, timeline.Attempt{Role: phase.Gen, Node: "gen0", Sub: 1})
+	s.Add(l)
+	if got := s.Result().PerToken; got.N != 1 || got.Max != 10_000_000 {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestPartsThatAreMergedSayWhatTheWholeSays(t *testing.T) {
 	whole, a, b := New(3), New(3), New(3)
 	for i := range 200 {
