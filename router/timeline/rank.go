@@ -25,12 +25,27 @@ func onNodeClock(p Part) (Part, *RankClock) {
 	}
 	c := &r.Clocks[r.Stamps.EngineClock]
 	rank := &RankClock{ID: c.ID, State: stateNone}
-	own := *r
-	own.Stamps.EngineClock = 0
 	m := mover{rank: rank}
 	if e := c.Estimate; e != nil && e.Usable() && e.Local.Epoch() == c.ID.Epoch() && e.Reference.Epoch() == r.Clocks[r.Stamps.Clock].ID.Epoch() {
 		m.est, rank.State, rank.OffsetNS = e, e.State, e.OffsetNS
 	}
+	moved := m.part(p)
+	if !m.ok() { // some were moved before the one that could not be
+		moved, rank.BoundNS = m.part(p), 0
+	}
+	return moved, rank
+}
+
+// mover converts stamps of a rank.
+type mover struct {
+	est  *clock.Estimate // nil: it cannot
+	rank *RankClock
+}
+
+// part moves the stamps of a part; where it cannot, they are left out.
+func (m *mover) part(p Part) Part {
+	own := *p.Record
+	own.Stamps.EngineClock = 0
 	for _, at := range own.Stamps.Engine() {
 		if *at == nil {
 			continue
@@ -41,15 +56,9 @@ func onNodeClock(p Part) (Part, *RankClock) {
 			*at = nil
 		}
 	}
-	own.Chunks = m.chunks(r.Chunks)
+	own.Chunks = m.chunks(p.Record.Chunks)
 	p.Record, p.Steps = &own, m.steps(p.Steps)
-	return p, rank
-}
-
-// mover converts stamps of a rank.
-type mover struct {
-	est  *clock.Estimate // nil: it cannot
-	rank *RankClock
+	return p
 }
 
 func (m *mover) ok() bool { return m.est != nil }

@@ -111,12 +111,14 @@ func TestAClockThatNobodyKnowsPlacesNothing(t *testing.T) {
 		"of another process": func(e *clock.Estimate) { e.Reference = "00000000000000ee.00000009" },
 		"of another rank":    func(e *clock.Estimate) { e.Local = "00000000000000ee.00000009" },
 		"too old":            func(e *clock.Estimate) { e.VoidAfterNS = 1 },
+		"too old for some":   func(e *clock.Estimate) { e.VoidAfterNS = t0 + ctxShift + rankShift + 5*ms }, // between the first batch and the first token
 	} {
 		rs := ring()
 		onRank(rs[1], edit)
 		l := Merge(parts(rs), clocks())
 		p := &l.Phases[1]
-		if _, ok := p.At("first_token_ns"); ok || p.Chunks != nil || p.Rank == nil || p.Rank.State != stateNone {
+		_, began := p.At("first_scheduled_ns")
+		if _, ok := p.At("first_token_ns"); ok || began || p.Chunks != nil || p.Rank == nil || p.Rank.State != stateNone {
 			t.Errorf("%s: placed %+v by %+v", name, p.Stamps, p.Rank)
 		}
 		if _, ok := p.At("receive_ns"); !ok {
