@@ -120,7 +120,7 @@ type Phase struct {
 	Chunks       *Columns        `json:"chunks,omitempty"`
 	Steps        *Columns        `json:"steps,omitempty"`
 	StepMessages int             `json:"step_messages,omitempty"` // announced by the record, and not here
-	Truncated    int64           `json:"truncated,omitempty"`     // steps that the node did not keep
+	Truncated    int64           `json:"truncated,omitempty"`     // steps that the node did not keep, or that its estimate does not reach
 	Iters        *phase.Iters    `json:"iters,omitempty"`
 	DPRank       *int            `json:"dp_rank,omitempty"`
 	Preemptions  int             `json:"preemptions,omitempty"`

@@ -287,7 +287,7 @@ func (m *merger) fillPhases() {
 		}
 		p.Chunks, p.Steps = s.chunkColumns(), s.stepColumns()
 		if s.Steps != nil {
-			p.Truncated = s.Steps.Truncated
+			p.Truncated = s.Steps.Truncated + int64(len(s.Steps.Iter)-len(p.Steps.Column("iter")))
 		} else {
 			p.StepMessages = r.StepMessages
 		}
@@ -322,6 +322,20 @@ func (s *source) phaseClock() PhaseClock {
 	return c
 }
 
+// reached is how many of n rows, of which last gives the latest stamp, the estimate places: a column must not hold converted and raw
+// stamps. Without alignment all stay raw.
+func (s *source) reached(n int, last func(int) int64) int {
+	if !s.ok {
+		return n
+	}
+	for i := range n {
+		if !s.place(last(i)).ok {
+			return i
+		}
+	}
+	return n
+}
+
 // column converts a list of stamps; without alignment it stays raw.
 func (s *source) column(n int, at func(int) int64) []int64 {
 	out := make([]int64, n)
@@ -344,7 +358,7 @@ func plain(n int, at func(int) int64) []int64 {
 
 func (s *source) chunkColumns() *Columns {
 	ch := s.Record.Chunks
-	n := len(ch)
+	n := s.reached(len(ch), func(i int) int64 { return ch[i].SampleEndNS })
 	if n == 0 {
 		return nil
 	}
@@ -358,7 +372,7 @@ func (s *source) chunkColumns() *Columns {
 		},
 	}
 	cuts := len(ch[0].StageNS)
-	for i := range ch {
+	for i := range n {
 		cuts = min(cuts, len(ch[i].StageNS))
 	}
 	for cut := range cuts {
@@ -372,7 +386,8 @@ func (s *source) stepColumns() *Columns {
 	if st == nil {
 		return nil
 	}
-	n := len(st.Iter)
+	all := len(st.Iter)
+	n := s.reached(all, func(i int) int64 { return st.TokenNS[i] })
 	c := &Columns{
 		Names: stepNames,
 		Values: [][]int64{
@@ -382,11 +397,11 @@ func (s *source) stepColumns() *Columns {
 			s.column(n, func(i int) int64 { return st.SampleEndNS[i] }), s.column(n, func(i int) int64 { return st.TokenNS[i] }),
 		},
 	}
-	if len(st.Tokens) == n && n > 0 {
+	if len(st.Tokens) == all && n > 0 {
 		c.Names, c.Values = append(slices.Clip(c.Names), "tokens"), append(c.Values, plain(n, func(i int) int64 { return int64(st.Tokens[i]) }))
 	}
 	for cut, at := range st.StageNS {
-		if len(at) == n {
+		if len(at) == all {
 			c.addCut(cut, s.column(n, func(i int) int64 { return at[i] }))
 		}
 	}

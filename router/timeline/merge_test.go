@@ -286,6 +286,33 @@ func TestDecodeIsSplitByItsSteps(t *testing.T) {
 	}
 }
 
+func TestColumnsEndWhereTheEstimateDoes(t *testing.T) {
+	ps, c := withSteps(), clocks()
+	every := c.Estimate
+	c.Estimate = func(id clock.ID, ns int64) (clock.Estimate, bool) {
+		e, ok := every(id, ns)
+		switch id {
+		case genID:
+			e.VoidAfterNS = ps[2].Steps.TokenNS[0]
+		case ctxID:
+			e.VoidAfterNS = ps[1].Record.Chunks[0].SampleEndNS
+		}
+		return e, ok
+	}
+	l := Merge(ps, c)
+	for i, name := range []string{1: "chunks", 2: "steps"} {
+		p := &l.Phases[i]
+		for _, cols := range []*Columns{p.Chunks, p.Steps} {
+			if ends := cols.Column("sample_end_ns"); cols != nil && (len(ends) != 1 || ends[0] < 0 || ends[0] > 40*ms) {
+				t.Errorf("%s end at %v", name, ends)
+			}
+		}
+	}
+	if n := l.Phases[2].Truncated; n != 2 {
+		t.Errorf("%d steps are left out, want the one that the node did not keep and the one that cannot be placed", n)
+	}
+}
+
 func TestTheHandoverIsSplit(t *testing.T) {
 	rs := ring()
 	asked, heard := t0+genShift+1_200_000, t0+ctxShift+1_250_000
