@@ -47,12 +47,15 @@ func (t *table) Line(l *timeline.Line) error {
 		return n(*v)
 	}
 	prompt, cached := l.Tokens.Known()
-	kv := ""
+	kv, wall := "", ""
+	if l.WallNS != 0 {
+		wall = n(l.WallNS)
+	}
 	if l.Handover != nil {
 		kv = n(l.Handover.Bytes)
 	}
 	row := []string{
-		cell(l.RequestID), cell(l.ClientRequestID), string(l.Outcome), strconv.FormatBool(l.Complete), strconv.FormatBool(l.Streamed), l.Style, n(l.WallNS), opt(l.TTFTNS),
+		cell(l.RequestID), cell(l.ClientRequestID), string(l.Outcome), strconv.FormatBool(l.Complete), strconv.FormatBool(l.Streamed), l.Style, wall, opt(l.TTFTNS),
 		opt(l.E2ENS), opt(l.UnaccountedNS), opt(l.MaxBoundNS), opt(prompt), opt(cached), n(int64(l.Tokens.Output)), kv,
 	}
 	for _, name := range spanColumns {
