@@ -26,6 +26,7 @@ const (
 	genPlace
 	genStart
 	prefill
+	handover
 	decode
 	unseen // the router's view of a leg, whose node did not tell what it did, or whose clock is not aligned
 	uses
@@ -33,7 +34,7 @@ const (
 
 var usesOf = map[string][]use{
 	"gen_prepare": {pairOnly}, "gen_dispatch": {pairOnly}, "gen_parse": {pairOnly}, "gen_admit": {genPlace}, "kv_open": {pairOnly},
-	"gen_headers_return": {pairOnly}, "ctx_emit": {pairOnly}, "ctx_return": {pairOnly}, "kv_handover": {pairOnly}, "gen_start": {pairOnly, genStart},
+	"gen_headers_return": {pairOnly}, "ctx_emit": {pairOnly}, "ctx_return": {pairOnly}, "kv_handover": {pairOnly, handover}, "gen_start": {pairOnly, genStart},
 	"router_queue": {door}, "ctx_admit": {ctxWait}, "ctx_queue": {ctxWait}, "device_queue": {ctxWait},
 	"prefill": {prefill}, "prefill_wait": {prefill}, "prefill_sample": {prefill}, "prefill_sync": {prefill}, "decode": {decode},
 	"gen_leg": {unseen}, "ctx_leg": {unseen}, "remote": {unseen},
@@ -164,6 +165,9 @@ func (t *tally) heldForPrefill() float64 {
 func (s *Summary) adviseHandover() Advice {
 	a := Advice{Question: "Does the network hold the hand-over back?"}
 	h := s.spans["kv_handover"]
+	if s.few(&a) {
+		return a
+	}
 	if h == nil || h.n < enough {
 		a.Answer = "Cannot tell: too few hand-overs."
 		return a
@@ -174,7 +178,9 @@ func (s *Summary) adviseHandover() Advice {
 	}
 	a.Arithmetic = append(a.Arithmetic,
 		fmt.Sprintf("after prefill a request waited %s for its KV at the median, %s at the 99th percentile", waterfall.Duration(q.P50), waterfall.Duration(q.P99)))
-	if float64(q.P50) > 0.1*float64(s.ttft.quantiles().P50) {
+	mean, ttft := s.paired.mean(handover), s.paired.ttft/float64(s.paired.n)
+	a.Arithmetic = append(a.Arithmetic, fmt.Sprintf("that is %s on average, %.0f %% of the mean time to first token, %s", dur(mean), 100*mean/max(ttft, 1), dur(ttft)))
+	if mean > 0.1*ttft {
 		a.Answer = "Yes: the visible part is more than a tenth of the time to first token. Smaller prefill chunks start it earlier; a faster link shortens it."
 	} else {
 		a.Answer = "No: what is left after prefill is less than a tenth of the time to first token."

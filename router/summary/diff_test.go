@@ -82,6 +82,7 @@ func TestAdviceFollowsTheTimes(t *testing.T) {
 		return add(s, 4000, "aggregated", phase.Finished, map[string]int64{"queue": 8e6, "prefill": 1e6, "decode": 40e6})
 	}
 	failed := add(New(0), 40, "generation_first", phase.Failed, nil)
+	bimodal := add(with(map[string]int64{"kv_handover": 9e6}), 60, "generation_first", phase.Finished, map[string]int64{"kv_handover": 0, "prefill": 9e6})
 	merged := New(0)
 	merged.Merge(with(map[string]int64{"ctx_queue": 5e6}))
 	cases := []struct {
@@ -111,6 +112,8 @@ func TestAdviceFollowsTheTimes(t *testing.T) {
 		{"waiting for a lease of KV at the context node", with(map[string]int64{"ctx_admit": 5e6}), 1, "Prefill"},
 		{"waiting, in parts of files", merged, 1, "Prefill"},
 		{"a slow hand-over", with(map[string]int64{"kv_handover": 3e6}), 2, "Yes"},
+		{"a hand-over that is slow for two of five", bimodal, 2, "Yes"},
+		{"a slow hand-over among many requests that one node served", aggregated(with(map[string]int64{"kv_handover": 3e6})), 2, "Yes"},
 		{"a hidden hand-over", with(map[string]int64{"kv_handover": 1e5}), 2, "No"},
 	}
 	for _, c := range cases {
