@@ -252,13 +252,14 @@ func negative(r *rows.Row) (string, bool) {
 	for _, d := range []struct {
 		name string
 		span rows.Span
-	}{{"iterLatencyMS", r.IterLatency}, {"iterSpanMS", r.IterSpan}, {"hostStepTimeMS", r.HostStep}, {"gpuForwardTimeMS", r.Forward}, {"prevDeviceStepTimeMS", r.PrevDevice}} {
+	}{{"iterLatencyMS", r.IterLatency}, {"iterSpanMS", r.IterSpan}, {"hostStepTimeMS", r.HostStep}, {"gpuForwardTimeMS", r.Forward}, {"gpuSampleTimeMS", r.Sample},
+		{"prevDeviceStepTimeMS", r.PrevDevice}, {"newActiveRequestsQueueLatencyMS", r.QueueLatency}} {
 		if d.span.OK && d.span.NS < 0 {
 			return fmt.Sprintf("%s is %v", d.name, float64(d.span.NS)/1e6), true
 		}
 	}
 	q := &r.Requests
-	for _, v := range []int64{q.New, q.NewActive, q.Completed, q.Cancelled, q.Expired, q.Failed, r.Sums.Prompt, r.Sums.Cached, r.Sums.Output, r.Sums.ProbeBlocks} {
+	for _, v := range []int64{q.New, q.NewActive, q.Completed, q.Cancelled, q.Expired, q.Failed, r.Sums.Prompt, r.Sums.Cached, r.Sums.Context, r.Sums.Output, r.Sums.ProbeBlocks} {
 		if v < 0 {
 			return fmt.Sprintf("a count is %d", v), true
 		}

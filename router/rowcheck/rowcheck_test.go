@@ -126,6 +126,9 @@ func TestEachDisagreementIsASentence(t *testing.T) {
 		{"a batch of another size", func(w *world) { w.line.Phases[0].Chunks.Values[2][0] = 2 }, "had a batch of 1, a record says 2"},
 		{"a record of another process", func(w *world) { w.line.Phases[0].Clock.ID, w.line.Phases[0].Tokens.Prompt = "old", 99 }, ""},
 		{"a negative time", func(w *world) { w.rows[0].IterLatency = rows.SomeSpan(-5e5) }, "iterLatencyMS is -0.5"},
+		{"sampling that ended before it began", func(w *world) { w.rows[0].Sample = rows.SomeSpan(-5e5) }, "gpuSampleTimeMS is -0.5"},
+		{"a negative wait", func(w *world) { w.rows[0].QueueLatency = rows.SomeSpan(-5e5) }, "newActiveRequestsQueueLatencyMS is -0.5"},
+		{"less than no prefill", func(w *world) { w.rows[1].Sums.Context = -1 }, "a count is -1"},
 		{"ranks: all agree", func(*world) {}, ""},
 		{"ranks: a rank is missing", func(w *world) {
 			w.counters, w.rows[3] = nil, w.rows[2]
