@@ -184,7 +184,7 @@ func (c *chrome) arrow(from, to *slice, id string) error {
 		}
 		w := c.event(x.kind, "request", pid, tid)
 		w.Str("cat", "flow")
-		w.Int("id", int64(hash(id, from.name)&0x7fffffff))
+		w.Int("id", int64(hash(id, from.name)&(1<<53-1))) // what a reader's float holds
 		w.Str("bp", "e")
 		micros(w, "ts", x.at)
 		if err := c.end(w); err != nil {

@@ -457,6 +457,37 @@ func TestPerfettoPacketsParseBack(t *testing.T) {
 	}
 }
 
+// TestArrowsOfManyRequestsAreApart takes two requests whose arrows share 31 bits.
+func TestArrowsOfManyRequestsAreApart(t *testing.T) {
+	seen, a, b := map[uint64]string{}, vector(), vector()
+	for i := 0; ; i++ {
+		id := fmt.Sprint("req-", i)
+		h := hash(id, a.Spans[0].Name) & 0x7fffffff
+		if first, ok := seen[h]; ok {
+			a.RequestID, b.RequestID = first, id
+			break
+		}
+		seen[h] = id
+	}
+	var f struct {
+		Events []struct {
+			Ph string
+			ID int64
+		} `json:"traceEvents"`
+	}
+	if err := json.Unmarshal([]byte(export(t, "chrome", a, b)), &f); err != nil {
+		t.Fatal(err)
+	}
+	began := map[int64]int{}
+	for _, e := range f.Events {
+		if e.Ph == "s" {
+			if began[e.ID]++; began[e.ID] > 1 || e.ID >= 1<<53 {
+				t.Errorf("%d arrows have the number %d", began[e.ID], e.ID)
+			}
+		}
+	}
+}
+
 func TestCSVHasARowARequest(t *testing.T) {
 	rows, err := csv.NewReader(strings.NewReader(export(t, "csv", vector(), &timeline.Line{RequestID: "x"}))).ReadAll()
 	if err != nil || len(rows) != 3 {
