@@ -40,6 +40,12 @@ func (y *layout) clock(l *timeline.Line, p *timeline.Phase) {
 		a.boundNS = *c.BoundNS
 	}
 	y.clocks[c.ID] = a
+	if k := p.Rank; k != nil && k.State != "none" { // a rank that is a process stamps with a clock of its own
+		a.estimate.OffsetNS += k.OffsetNS
+		a.estimate.AtNS -= k.OffsetNS
+		a.boundNS += k.BoundNS
+		y.clocks[k.ID] = a
+	}
 	if begun, ok := p.At("receive_ns"); ok && c.BoundNS != nil && c.ID != l.Reference {
 		y.counters = append(y.counters, counter{p.Node, "clock bound (ns)", at + begun, *c.BoundNS})
 	}
@@ -47,7 +53,11 @@ func (y *layout) clock(l *timeline.Line, p *timeline.Phase) {
 
 // row gives what a row of iterations counts. Rows of a clock that no line refers to cannot be placed.
 func (y *layout) row(s *rows.Static, r *rows.Row) (list []counter) {
-	where, ok := y.clocks[clock.ID(s.ClockID)]
+	id := s.ClockID
+	if r.RankClock != "" {
+		id = r.RankClock
+	}
+	where, ok := y.clocks[clock.ID(id)]
 	if !ok {
 		return nil
 	}

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"meridian.internal/router/timeline"
+	"meridian.internal/shared/clock"
 	"meridian.internal/shared/phase"
 	"meridian.internal/shared/rows"
 )
@@ -323,6 +324,40 @@ func withRows(t *testing.T, format string) string {
 		t.Fatal(err)
 	}
 	return b.String()
+}
+
+// TestRowsAndWindowsOfARankAreOnItsOwnClock: the rank is a process, of whose clock the node's own says nothing.
+func TestRowsAndWindowsOfARankAreOnItsOwnClock(t *testing.T) {
+	l := vector()
+	p := &l.Phases[2]
+	p.Clock.ID, p.Clock.OffsetNS, p.Clock.BoundNS, p.Clock.SkewPPB = "gen.1", ptr(-5*ms), ptr(700), 1000
+	p.Clock.AtNS = l.StartNS
+	p.Rank = &timeline.RankClock{ID: "rank.1", State: clock.Synced, OffsetNS: -77_000 * ms, BoundNS: 70}
+	const later = 30 * ms
+	node := p.Clock.AtNS + 5*ms + later // what the node's clock shows, but for the skew
+	var y layout
+	y.slices(l)
+	want := base(l) + later + (later+5*ms)/1_000_000
+	for _, id := range []string{"rank.1", ""} {
+		r := rows.Row{StartNS: node, RankClock: id}
+		if id != "" {
+			r.StartNS -= p.Rank.OffsetNS
+		}
+		list := y.row(&rows.Static{Node: "gen0", ClockID: "gen.1"}, &r)
+		if len(list) == 0 || list[0].at != want {
+			t.Errorf("clock %q: %+v, want them %d later", id, list, want-base(l))
+		}
+	}
+	got, err := y.window(&Window{Node: "gen0", Clock: "rank.1", slices: []windowSlice{{startNS: node - p.Rank.OffsetNS}}})
+	if err != nil || got[0].start != want || got[0].bound != 770 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	p.Rank.State = "none"
+	y = layout{}
+	y.slices(l)
+	if list := y.row(&rows.Static{Node: "gen0", ClockID: "gen.1"}, &rows.Row{StartNS: node, RankClock: "rank.1"}); len(list) > 0 {
+		t.Errorf("placed without an estimate: %+v", list)
+	}
 }
 
 // aWindow is the trace of a profile window of gen0, whose forward began 40 ms after the request by the router's clock.
