@@ -47,11 +47,15 @@ type Log struct {
 	now   func() time.Time
 }
 
+// endBytes of a file are for the line that says that it is full.
+const endBytes = 1 << 10
+
 type file struct {
-	f    *os.File // nil: it cannot be written, is full, or another process writes it
-	last int64    // number of the newest row in it
-	size int64
-	used time.Time // when the newest row came, or it was tried to open it
+	f     *os.File // nil: it cannot be written, is full, or another process writes it
+	last  int64    // number of the newest row in it
+	size  int64
+	ended bool      // it says that rows are left out from here on
+	used  time.Time // when the newest row came, or it was tried to open it
 }
 
 // idle is for how long a file stays open to which no row comes: its process may be gone.
@@ -106,22 +110,41 @@ var errFull = errors.New("rowlog: the file is full")
 
 func (f *file) add(h head, row []byte) error {
 	var out []byte
-	switch missed := h.seq - f.last - 1; {
+	missed := h.seq - f.last - 1
+	switch {
 	case missed < 0:
 		return nil // it is there already
 	case missed > 0 && f.last > 0:
 		out = rowcheck.AppendLost(out, h.node, h.clock, missed)
 	}
 	out = append(append(out, row...), '\n')
-	if f.size+int64(len(out)) > maxBytes {
-		return fmt.Errorf("%w: %d bytes", errFull, f.size)
+	if f.size+int64(len(out)) > maxBytes-endBytes {
+		return f.end(h, missed+1)
 	}
-	n, err := f.f.Write(out)
+	if err := f.write(out); err != nil {
+		return err
+	}
+	f.last = h.seq
+	return nil
+}
+
+// end says once that rows are left out: this one and those before it that are missing, and all that come after.
+func (f *file) end(h head, lost int64) error {
+	if !f.ended {
+		if err := f.write(rowcheck.AppendLost(nil, h.node, h.clock, lost)); err != nil {
+			return err
+		}
+		f.ended = true
+	}
+	return fmt.Errorf("%w: %d bytes", errFull, f.size)
+}
+
+func (f *file) write(b []byte) error {
+	n, err := f.f.Write(b)
 	f.size += int64(n)
 	if err != nil {
 		return fmt.Errorf("write rows: %w", err)
 	}
-	f.last = h.seq
 	return nil
 }
 
@@ -204,6 +227,7 @@ func (f *file) resume() error {
 		if h, err := headOf(line); err == nil {
 			f.last = h.seq
 		}
+		f.ended = bytes.HasPrefix(line, []byte(`{"schema":"`+rowcheck.LostSchema))
 	}
 	return nil
 }

@@ -153,3 +153,40 @@ func FuzzHead(f *testing.F) {
 		}
 	})
 }
+
+func TestAFullFileSaysThatRowsAreLeftOut(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, Name("gen0", "c.1"))
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const left = 4 << 10 // the rest is a hole
+	if _, err := f.WriteAt([]byte("\n"), maxBytes-left-1); err != nil {
+		t.Fatal(err)
+	}
+	l := New(dir, slog.New(slog.DiscardHandler))
+	now := time.Now()
+	l.now = func() time.Time { return now }
+	for seq := range int64(9) {
+		l.Add(row("gen0", seq+1))
+		now = now.Add(2 * idle) // it is opened again
+	}
+	l.Close()
+	tail := make([]byte, left)
+	n, _ := f.ReadAt(tail, maxBytes-left)
+	text := string(tail[:n])
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Count(text, rowcheck.LostSchema) != 1 || !strings.Contains(text, `"seq":1,`) || !strings.HasSuffix(text, "}\n") {
+		t.Errorf("the file ends with %q", text)
+	}
+	c := rowcheck.New()
+	for line := range strings.Lines(text) {
+		c.Line([]byte(strings.TrimSuffix(line, "\n")), path)
+	}
+	if faults := c.Finish(); len(faults) > 0 {
+		t.Errorf("%v", faults)
+	}
+}
