@@ -58,3 +58,89 @@ func cutName(cut int) string {
 func (c *Columns) addCut(cut int, at []int64) {
 	c.Names, c.Values = append(slices.Clip(c.Names), cutName(cut)), append(c.Values, at)
 }
+
+// reached is how many of n rows, of which last gives the latest stamp, the estimate places: a column must not hold converted and raw
+// stamps. Without alignment all stay raw.
+func (s *source) reached(n int, last func(int) int64) int {
+	if !s.ok {
+		return n
+	}
+	for i := range n {
+		if !s.place(last(i)).ok {
+			return i
+		}
+	}
+	return n
+}
+
+// column converts a list of stamps; without alignment it stays raw.
+func (s *source) column(n int, at func(int) int64) []int64 {
+	out := make([]int64, n)
+	for i := range out {
+		out[i] = at(i)
+		if p := s.place(out[i]); p.ok {
+			out[i] = p.at
+		}
+	}
+	return out
+}
+
+func plain(n int, at func(int) int64) []int64 {
+	out := make([]int64, n)
+	for i := range out {
+		out[i] = at(i)
+	}
+	return out
+}
+
+func (s *source) chunkColumns() *Columns {
+	ch := s.Record.Chunks
+	n := s.reached(len(ch), func(i int) int64 { return ch[i].SampleEndNS })
+	if n == 0 {
+		return nil
+	}
+	c := &Columns{
+		Names: chunkNames,
+		Values: [][]int64{
+			plain(n, func(i int) int64 { return ch[i].Iter }), plain(n, func(i int) int64 { return int64(ch[i].Tokens) }),
+			plain(n, func(i int) int64 { return int64(ch[i].KVTokens) }), plain(n, func(i int) int64 { return int64(ch[i].BatchSize) }),
+			s.column(n, func(i int) int64 { return ch[i].ForwardStartNS }), s.column(n, func(i int) int64 { return ch[i].ForwardEndNS }),
+			s.column(n, func(i int) int64 { return ch[i].SampleEndNS }),
+		},
+	}
+	cuts := len(ch[0].StageNS)
+	for i := range n {
+		cuts = min(cuts, len(ch[i].StageNS))
+	}
+	for cut := range cuts {
+		c.addCut(cut, s.column(n, func(i int) int64 { return ch[i].StageNS[cut] }))
+	}
+	return c
+}
+
+func (s *source) stepColumns() *Columns {
+	st := s.Steps
+	if st == nil {
+		return nil
+	}
+	all := len(st.Iter)
+	n := s.reached(all, func(i int) int64 { return st.TokenNS[i] })
+	c := &Columns{
+		Names: stepNames,
+		Values: [][]int64{
+			plain(n, func(i int) int64 { return int64(st.Step[i]) }), plain(n, func(i int) int64 { return st.Iter[i] }),
+			plain(n, func(i int) int64 { return int64(st.KVTokens[i]) }), plain(n, func(i int) int64 { return int64(st.BatchSize[i]) }),
+			s.column(n, func(i int) int64 { return st.ForwardStartNS[i] }), s.column(n, func(i int) int64 { return st.ForwardEndNS[i] }),
+			s.column(n, func(i int) int64 { return st.SampleEndNS[i] }), s.column(n, func(i int) int64 { return st.TokenNS[i] }),
+		},
+	}
+	if len(st.Tokens) == all && n > 0 {
+		c.Names, c.Values = append(slices.Clip(c.Names), "tokens"), append(c.Values, plain(n, func(i int) int64 { return int64(st.Tokens[i]) }))
+	}
+	for cut, at := range st.StageNS {
+		if len(at) == all {
+			c.addCut(cut, s.column(n, func(i int) int64 { return at[i] }))
+		}
+	}
+	return c
+}
