@@ -22,7 +22,7 @@ func (m *Merged) Add(obj []byte) {
 		switch {
 		case isNull(f.Value) && m.values[i] != nil:
 			continue // it adds nothing
-		case f.Value[0] == '[' && isNull(m.values[i]):
+		case f.Value[0] == '[' && !m.array[i] && isNull(m.values[i]):
 			m.values[i], m.array[i] = m.values[i][:0], true
 		case f.Value[0] != '[' || !m.array[i]:
 			m.values[i] = append(m.values[i][:0], f.Value...)

@@ -285,6 +285,17 @@ func TestMergedNull(t *testing.T) {
 	}
 }
 
+// A token without alternatives has null for them, and is a token all the same.
+func TestMergedKeepsNullsOfAnArray(t *testing.T) {
+	var m Merged
+	for range 3 {
+		m.Add([]byte(`{"tokens":["a"],"top_logprobs":[null]}`))
+	}
+	if got, want := string(m.Append(nil)), `{"tokens":["a","a","a"],"top_logprobs":[null,null,null]}`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
 func TestRawPartsOfAnAnswer(t *testing.T) {
 	got := string(head(true).AppendResponse(nil, []Choice{{RawText: []byte(`a\u00e9`), RawLogprobs: []byte(`{"content":[]}`), Finish: "stop"}}, Usage{}, nil))
 	if !json.Valid([]byte(got)) || !strings.Contains(got, `"content":"a\u00e9"`) || !strings.Contains(got, `"logprobs":{"content":[]}`) {
