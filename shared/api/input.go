@@ -120,7 +120,7 @@ func (r *Request) check(lim Limits) *Error {
 		return e
 	}
 	if lim.ContextLen > 0 && r.MaxTokens != nil && *r.MaxTokens > lim.ContextLen {
-		return Invalid("max_tokens", "max_tokens is %d; this model's context has %d tokens", *r.MaxTokens, lim.ContextLen)
+		return Invalid(r.maxField, "%s is %d; this model's context has %d tokens", r.maxField, *r.MaxTokens, lim.ContextLen)
 	}
 	for _, s := range r.Stop {
 		if s == "" || len(s) > maxStopLen {

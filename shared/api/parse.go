@@ -137,7 +137,7 @@ func (r *Request) setBasic(key, v []byte) (bool, error) {
 			if r.MaxTokens != nil && *r.MaxTokens != int(n) {
 				return true, Invalid(string(key), "max_tokens and max_completion_tokens differ")
 			}
-			r.MaxTokens = ptr(int(n))
+			r.MaxTokens, r.maxField = ptr(int(n)), string(key)
 		}
 	case "n":
 		var n int64

@@ -92,6 +92,7 @@ func TestParseRequestRefuses(t *testing.T) {
 		{"negative max_tokens", completion(`"max_tokens":-1`), "max_tokens", 400},
 		{"max_tokens of 0", completion(`"max_tokens":0`), "max_tokens", 400},
 		{"max_tokens over the context", completion(`"max_tokens":11`), "max_tokens", 400},
+		{"max_completion_tokens over the context", completion(`"max_tokens":null,"max_completion_tokens":11`), "max_completion_tokens", 400},
 		{"max_tokens over 64 bits", completion(`"max_tokens":99999999999999999999`), "max_tokens", 400},
 		{"max_tokens as text", completion(`"max_tokens":"5"`), "max_tokens", 400},
 		{"n over 128", completion(`"n":129`), "n", 400},
@@ -226,12 +227,24 @@ func TestBudget(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			r := &Request{Chat: c.chat, MaxTokens: c.max}
+			r := &Request{Chat: c.chat, MaxTokens: c.max, maxField: "max_tokens"}
 			got, e := r.Budget(c.prompt, c.ctx)
 			if (e == nil) != (c.param == "") || got != c.out || (e != nil && e.Param != c.param) {
 				t.Errorf("got %d, %v; want %d, %q", got, e, c.out, c.param)
 			}
 		})
+	}
+}
+
+func TestTheBudgetNamesTheFieldThatWasSent(t *testing.T) {
+	for _, field := range []string{"max_tokens", "max_completion_tokens"} {
+		r, e := ParseRequest([]byte(`{"model":"m","prompt":"p","`+field+`":7}`), false, Limits{})
+		if e != nil {
+			t.Fatal(e)
+		}
+		if _, e := r.Budget(4, 10); e == nil || e.Param != field || !strings.Contains(e.Message, "and "+field+" is 7") {
+			t.Errorf("%s: %v", field, e)
+		}
 	}
 }
 

@@ -82,8 +82,9 @@ type Request struct {
 	PromptTokenIDs []int32
 	OutputTokenIDs []int32
 
-	noTools   bool // tool_choice is "none"
-	wantsTool bool // tool_choice is "required" or names one
+	maxField  string // the field that gave MaxTokens; "": none did
+	noTools   bool   // tool_choice is "none"
+	wantsTool bool   // tool_choice is "required" or names one
 
 	Body   []byte  // as received
 	Fields []Field // members of Body, in order; alias Body
@@ -127,8 +128,8 @@ func (r *Request) Budget(promptTokens, contextLen int) (int, *Error) {
 	}
 	if r.MaxTokens != nil {
 		if contextLen > 0 && promptTokens+*r.MaxTokens > contextLen {
-			return 0, Invalid("max_tokens", "the prompt has %d tokens and max_tokens is %d; together they exceed this model's context of %d tokens",
-				promptTokens, *r.MaxTokens, contextLen)
+			return 0, Invalid(r.maxField, "the prompt has %d tokens and %s is %d; together they exceed this model's context of %d tokens",
+				promptTokens, r.maxField, *r.MaxTokens, contextLen)
 		}
 		return *r.MaxTokens, nil
 	}
