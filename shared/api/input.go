@@ -81,7 +81,7 @@ func checkMessage(i int, elem []byte) *Error {
 		return Invalid(name, "%s must be an object with a role", name)
 	}
 	if e := checkDuplicates(fields); e != nil {
-		return Invalid(name+"."+e.Param, "%s.%s", name, e.Message)
+		return within(name, e)
 	}
 	role := false
 	for _, f := range fields {

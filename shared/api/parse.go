@@ -166,21 +166,24 @@ func (r *Request) setBasic(key, v []byte) (bool, error) {
 
 func ptr[T any](v T) *T { return &v }
 
-// splitOnce splits an object that has no member twice; want says what it should be.
-func splitOnce(v []byte, want errorWant) ([]Field, error) {
+// splitOnce splits an object that has no member twice; name is that of the field, want says what it should be.
+func splitOnce(name string, v []byte, want errorWant) ([]Field, error) {
 	fields, err := SplitObject(nil, v)
 	if err != nil {
 		return nil, want
 	}
 	if e := checkDuplicates(fields); e != nil {
-		return nil, e
+		return nil, within(name, e)
 	}
 	return fields, nil
 }
 
+// within names a field by the field that it is in.
+func within(name string, e *Error) *Error { return Invalid(name+"."+e.Param, "%s.%s", name, e.Message) }
+
 // setConversation reads TensorRT-LLM's spelling, which goes before the other.
 func (r *Request) setConversation(v []byte) error {
-	fields, err := splitOnce(v, "an object with a conversation_id")
+	fields, err := splitOnce("conversation_params", v, "an object with a conversation_id")
 	if err != nil {
 		return err
 	}
@@ -208,7 +211,7 @@ func decodeRetention(v []byte) (pin bool, err error) {
 }
 
 func (r *Request) setStreamOptions(v []byte) error {
-	fields, err := splitOnce(v, "an object")
+	fields, err := splitOnce("stream_options", v, "an object")
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ func (r *Request) setShape(key, v []byte) (bool, error) {
 
 func (r *Request) setFormat(v []byte) error {
 	const want = errorWant(`an object with a type: "text", "json_object" or "json_schema"`)
-	fields, err := splitOnce(v, want)
+	fields, err := splitOnce("response_format", v, want)
 	if err != nil {
 		return err
 	}
