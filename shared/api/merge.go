@@ -1,6 +1,10 @@
 package api
 
-import "meridian.internal/shared/jsonline"
+import (
+	"bytes"
+
+	"meridian.internal/shared/jsonline"
+)
 
 // Merged joins the logprobs objects of the chunks of one choice: arrays are concatenated, other members keep their last
 // value, and null is as good as nothing. Bytes are copied as sent. The zero value is empty.
@@ -31,7 +35,7 @@ func (m *Merged) Add(obj []byte) {
 		case m.values[i] == nil:
 			m.values[i] = []byte{}
 		}
-		inner := f.Value[1 : len(f.Value)-1]
+		inner := bytes.TrimSpace(f.Value[1 : len(f.Value)-1])
 		if len(inner) == 0 {
 			continue
 		}

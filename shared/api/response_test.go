@@ -296,6 +296,16 @@ func TestMergedKeepsNullsOfAnArray(t *testing.T) {
 	}
 }
 
+func TestMergedTakesArraysOfSpace(t *testing.T) {
+	var m Merged
+	for _, obj := range []string{`{"tokens":[ ]}`, `{"tokens":[ "a" ]}`, "{\"tokens\":[\n]}", `{"tokens":["b"]}`} {
+		m.Add([]byte(obj))
+	}
+	if got, want := string(m.Append(nil)), `{"tokens":["a","b"]}`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
 func TestRawPartsOfAnAnswer(t *testing.T) {
 	got := string(head(true).AppendResponse(nil, []Choice{{RawText: []byte(`a\u00e9`), RawLogprobs: []byte(`{"content":[]}`), Finish: "stop"}}, Usage{}, nil))
 	if !json.Valid([]byte(got)) || !strings.Contains(got, `"content":"a\u00e9"`) || !strings.Contains(got, `"logprobs":{"content":[]}`) {
