@@ -13,7 +13,7 @@ import (
 func ParseRequest(body []byte, chat bool, lim Limits) (*Request, *Error) {
 	lim = lim.withDefaults()
 	if len(body) > lim.MaxBody {
-		e := Invalid("", "the body has %d bytes; the limit is %d", len(body), lim.MaxBody)
+		e := Invalid("", "the body is over the limit of %d bytes", lim.MaxBody) // its reader may have stopped there
 		e.Code = http.StatusRequestEntityTooLarge
 		return nil, e
 	}

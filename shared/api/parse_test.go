@@ -140,6 +140,14 @@ func TestParseRequestRefuses(t *testing.T) {
 	}
 }
 
+// Who reads a body stops behind the limit: nobody knows how long it is.
+func TestABodyOverTheLimitIsOfNoSaidLength(t *testing.T) {
+	_, e := ParseRequest(make([]byte, 11), false, Limits{MaxBody: 10})
+	if e == nil || e.Status() != 413 || strings.Contains(e.Message, "11") {
+		t.Errorf("got %v", e)
+	}
+}
+
 func TestConversations(t *testing.T) {
 	for members, want := range map[string]string{
 		`"conversation_id":"a"`: "a", `"conversation_params":{"conversation_id":"b"}`: "b", `"conversation_id":null,"conversation_params":{}`: "",
