@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -33,9 +35,10 @@ const hostile = `<img src=x onerror="document.title='run'">`
 // site is a router's page without a router behind it: a feed with many requests, two nodes, one timeline.
 type site struct {
 	*httptest.Server
-	feed *Feed
-	kv   *KV
-	line timeline.Line
+	feed    *Feed
+	kv      *KV
+	line    timeline.Line
+	clockID string // of the router's process
 }
 
 func newSite(t *testing.T, requests int) *site {
@@ -48,22 +51,44 @@ func newSite(t *testing.T, requests int) *site {
 		t.Fatal(err)
 	}
 	offset, bound := int64(-2_345_678), int64(1_234)
-	s := &site{line: *l}
+	s := &site{line: *l, clockID: "a.b", kv: NewKV(nil, nil)}
 	s.feed = NewFeed(time.Now, func() []ClockOf {
 		return []ClockOf{{Node: "ctx0", OffsetNS: &offset, BoundNS: &bound}, {Node: "gen0"}}
 	})
 	for i := range requests {
 		s.request(i)
 	}
+	s.Server = httptest.NewServer(s.routes(t))
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// again starts the site's router anew: at the same address, with the requests of before.
+func (s *site) again(t *testing.T) {
+	t.Helper()
+	addr := s.Listener.Addr().String()
+	_ = s.Listener.Close() // first: the page comes back while what it has is cut
+	s.CloseClientConnections()
+	s.Close()
+	s.clockID = "c.d"
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Server = &httptest.Server{Listener: l, Config: &http.Server{Handler: s.routes(t)}}
+	s.Start()
+}
+
+func (s *site) routes(t *testing.T) http.Handler {
+	t.Helper()
 	e := echo.New()
 	cluster := func() any {
-		return json.RawMessage(`{"router":"router0","clock_id":"a.b","schedule":"auto","nodes":[
+		return json.RawMessage(`{"router":"router0","clock_id":"` + s.clockID + `","schedule":"auto","nodes":[
 		{"name":"ctx0","role":"ctx","url":"http://c","state":"ready","load":{"running":3,"waiting":1,"waiting_tokens":900,"kv_used_blocks":40,"kv_max_blocks":100,"age_ns":210000000},"clock":{"offset_ns":-2345678,"bound_ns":1234,"state":"synced"}},
 		{"name":"gen0","role":"gen","url":"http://g","state":"draining","load":null,"clock":{"offset_ns":null,"bound_ns":null,"state":"not_aligned"}},
 		{"name":"gen1","role":"gen","url":"http://h","state":"ready","stages":4,"load":{"running":9,"waiting":2,"waiting_tokens":10,"kv_used_blocks":70,"kv_max_blocks":200,"age_ns":90000000},"clock":{"offset_ns":-5,"bound_ns":1234,"state":"synced"},
 		"ranks":[{"dp_rank":0,"running":7,"waiting":2,"kv_used_blocks":60,"kv_max_blocks":100},{"dp_rank":1,"running":2,"waiting":0,"kv_used_blocks":10,"kv_max_blocks":100}]}]}`)
 	}
-	s.kv = NewKV(nil, nil)
 	if err := Routes(e, Options{Feed: s.feed, KV: s.kv, Cluster: cluster, Draining: func() bool { return false }}); err != nil {
 		t.Fatal(err)
 	}
@@ -76,9 +101,7 @@ func newSite(t *testing.T, requests int) *site {
 		line.ClientRequestID = hostile
 		return c.JSONBlob(200, timeline.Append(nil, &line))
 	})
-	s.Server = httptest.NewServer(e)
-	t.Cleanup(s.Close)
-	return s
+	return e
 }
 
 // request adds the i-th request; the times differ, so that a filter finds some of them.
@@ -362,4 +385,14 @@ func TestThePageOnAPhoneInTheDark(t *testing.T) {
 	if b.bytes > 150<<10+300*1024 { // the files, and the rows of 300 requests
 		t.Errorf("%.0f bytes were loaded", b.bytes)
 	}
+}
+
+func TestThePageKeepsItsRequestsWhenItsRouterIsStartedAnew(t *testing.T) {
+	s, b := newSite(t, 30), newBrowser(t)
+	b.do(t, chromedp.EmulateViewport(1440, 1000), chromedp.Navigate(s.URL))
+	b.until(t, `document.getElementById('shown').textContent === '30'`)
+	s.again(t)
+	s.request(30)
+	b.until(t, `document.getElementById('live').textContent === 'live' && document.querySelector('#list .row[aria-posinset="1"]').id === 'r-req-00030'`)
+	b.until(t, `document.getElementById('shown').textContent === '31'`)
 }

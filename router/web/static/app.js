@@ -105,9 +105,10 @@ addEventListener('hashchange', chosen);
 let session = null;
 function start() {
   follow(() => 'live?after=' + seen, (name, data) => {
-    if (name === 'cluster') { // another router at this address: its rows begin anew
-      if (session !== null && session !== data.clock_id) { seen = 0; list.lost(); }
+    if (name === 'cluster') { // another router at this address: its rows begin anew, also those that its files kept
+      const other = session !== null && session !== data.clock_id;
       session = data.clock_id;
+      if (other) { seen = 0; held = []; list.lost(); return true; }
     }
     take[name]?.(data);
   }, (text, ok) => {

@@ -1,7 +1,8 @@
 // One stream of server-sent events; it comes back after a break with the number of the last row that it brought.
 export const get = (url, signal) => fetch(url, { signal, cache: 'no-store' });
 
-// follow calls take(event, data) for every event and state(text, ok) when the connection changes. address() gives the URL.
+// follow calls take(event, data) for every event and state(text, ok) when the connection changes. address() gives the URL; where take
+// returns true the stream is begun anew, from what address() gives then.
 export async function follow(address, take, state) {
   for (let wait = 500; ; wait = Math.min(wait * 2, 8000)) {
     try {
@@ -36,7 +37,7 @@ async function read(reader, take) {
         if (line.startsWith('event: ')) name = line.slice(7);
         else if (line.startsWith('data: ')) data += line.slice(6);
       }
-      if (data) take(name, JSON.parse(data));
+      if (data && take(name, JSON.parse(data))) return reader.cancel();
     }
   }
 }
