@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,7 +39,9 @@ type site struct {
 	feed    *Feed
 	kv      *KV
 	line    timeline.Line
-	clockID string // of the router's process
+	clockID string       // of the router's process
+	later   atomic.Int64 // by how much the feed's clock is ahead, ns
+	told    atomic.Int64 // times that the nodes were told to a page, each before its windows
 }
 
 func newSite(t *testing.T, requests int) *site {
@@ -52,7 +55,7 @@ func newSite(t *testing.T, requests int) *site {
 	}
 	offset, bound := int64(-2_345_678), int64(1_234)
 	s := &site{line: *l, clockID: "a.b", kv: NewKV(nil, nil)}
-	s.feed = NewFeed(time.Now, func() []ClockOf {
+	s.feed = NewFeed(func() time.Time { return time.Now().Add(time.Duration(s.later.Load())) }, func() []ClockOf {
 		return []ClockOf{{Node: "ctx0", OffsetNS: &offset, BoundNS: &bound}, {Node: "gen0"}}
 	})
 	for i := range requests {
@@ -83,6 +86,7 @@ func (s *site) routes(t *testing.T) http.Handler {
 	t.Helper()
 	e := echo.New()
 	cluster := func() any {
+		s.told.Add(1)
 		return json.RawMessage(`{"router":"router0","clock_id":"` + s.clockID + `","schedule":"auto","nodes":[
 		{"name":"ctx0","role":"ctx","url":"http://c","state":"ready","load":{"running":3,"waiting":1,"waiting_tokens":900,"kv_used_blocks":40,"kv_max_blocks":100,"age_ns":210000000},"clock":{"offset_ns":-2345678,"bound_ns":1234,"state":"synced"}},
 		{"name":"gen0","role":"gen","url":"http://g","state":"draining","load":null,"clock":{"offset_ns":null,"bound_ns":null,"state":"not_aligned"}},
@@ -395,4 +399,25 @@ func TestThePageKeepsItsRequestsWhenItsRouterIsStartedAnew(t *testing.T) {
 	s.request(30)
 	b.until(t, `document.getElementById('live').textContent === 'live' && document.querySelector('#list .row[aria-posinset="1"]').id === 'r-req-00030'`)
 	b.until(t, `document.getElementById('shown').textContent === '31'`)
+}
+
+func TestThePageShowsTheTimeThatItWasPaused(t *testing.T) {
+	s, b := newSite(t, 1), newBrowser(t)
+	b.do(t, chromedp.EmulateViewport(1440, 1000), chromedp.Navigate(s.URL))
+	columns := `new Set([...document.querySelectorAll('#stack rect')].map(r => r.getAttribute('x'))).size`
+	b.until(t, columns+` === 1`)
+	b.do(t, chromedp.Click("#pause"))
+	for i := range 3 {
+		s.later.Add(int64(windowLength))
+		s.request(1 + i)
+		for before := s.told.Load(); s.told.Load() < before+2; { // the first of them with its windows
+			b.do(t, chromedp.Sleep(50*time.Millisecond))
+		}
+	}
+	if got := eval[int](t, b, columns); got != 1 {
+		t.Errorf("the paused page shows %d columns", got)
+	}
+	b.do(t, chromedp.Click("#pause"))
+	b.until(t, columns+` === 4`)
+	b.until(t, `document.getElementById('shown').textContent === '4'`)
 }

@@ -59,7 +59,7 @@ const take = {
   cluster: c => { if (!paused) cluster(c); },
   clocks: c => { clocks = c; },
   kv: k => { if (!paused) kv.take(k); },
-  windows: w => { if (!paused) charts.take(w); },
+  windows: w => charts.take(w, !paused), // each comes once: those of a pause are drawn after it
   lost: () => list.lost(),
   rows: rows => {
     seen = rows[rows.length - 1].seq;

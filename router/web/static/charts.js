@@ -6,11 +6,11 @@ let W = 600; // px of a chart; its height is H
 const windows = new Map(); // begin in unix ms -> window
 let selected = 'ttft', colours = new Map();
 
-export function take(list) {
+export function take(list, seen) {
   for (const [at, w] of windows) if (!w.n) windows.delete(at); // it only told the time
   for (const w of list) windows.set(w.at_ms, w);
   while (windows.size > KEPT) windows.delete(Math.min(...windows.keys()));
-  draw();
+  if (seen) draw();
 }
 
 const palette = i => 'hsl(' + (i * 137 + 210) % 360 + ' 55% 52%)';
