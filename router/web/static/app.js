@@ -63,7 +63,7 @@ const take = {
   lost: () => list.lost(),
   rows: rows => {
     seen = rows[rows.length - 1].seq;
-    if (!paused) list.add(rows); else held.push(...rows);
+    if (!paused) list.add(rows); else held = held.concat(rows).slice(-list.KEEP);
     if (!location.hash && !paused) requestAnimationFrame(first);
   },
 };

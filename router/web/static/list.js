@@ -1,7 +1,8 @@
 // The list of requests: ten thousand rows are held, and only those in sight are drawn.
 import { $, el, time, duration } from './format.js';
 
-const ROW = 26, KEEP = 10000, COLUMNS = 48, FROM = 5, DECADES = 5; // the histogram goes from 10^5 ns = 0.1 ms to 10 s
+export const KEEP = 10000; // rows
+const ROW = 26, COLUMNS = 48, FROM = 5, DECADES = 5; // the histogram goes from 10^5 ns = 0.1 ms to 10 s
 const byID = new Map(); // request id -> row; in the order of age
 let shown = [], drawn = new Map(), bucket = null, chosen = null, open = () => {}, stale = false;
 
