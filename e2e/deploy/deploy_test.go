@@ -27,8 +27,14 @@ const (
 
 var metricName = regexp.MustCompile(`\b(?:meridian_[a-z0-9_]+|vllm:[a-z0-9_]+)`)
 
-// expressions are all that Grafana would ask Prometheus.
-func expressions(t *testing.T) []string {
+// question is what a panel asks Prometheus, and how it names the answers.
+type question struct {
+	Expr         string
+	LegendFormat string
+}
+
+// questions are all that Grafana would ask Prometheus.
+func questions(t *testing.T) []question {
 	t.Helper()
 	b, err := os.ReadFile(dashboard)
 	if err != nil {
@@ -39,13 +45,13 @@ func expressions(t *testing.T) []string {
 			Title   string
 			Type    string
 			GridPos struct{ X, Y, W, H int }
-			Targets []struct{ Expr string }
+			Targets []question
 		}
 	}
 	if err := json.Unmarshal(b, &d); err != nil {
 		t.Fatalf("%s: %v", dashboard, err)
 	}
-	var out []string
+	var out []question
 	for _, p := range d.Panels {
 		if p.Type != "row" && len(p.Targets) == 0 {
 			t.Errorf("panel %q asks for nothing", p.Title)
@@ -53,15 +59,13 @@ func expressions(t *testing.T) []string {
 		if p.GridPos.X+p.GridPos.W > 24 {
 			t.Errorf("panel %q is wider than the dashboard", p.Title)
 		}
-		for _, q := range p.Targets {
-			out = append(out, q.Expr)
-		}
+		out = append(out, p.Targets...)
 	}
 	return out
 }
 
-// exposed are the names under which the processes of a cluster have metrics, after a few requests.
-func exposed(t *testing.T) map[string]bool {
+// exposed are the names under which the processes of a cluster have metrics, after a few requests, and the series of each process.
+func exposed(t *testing.T) (names map[string]bool, processes [][]series) {
 	t.Helper()
 	bin := clustertest.Binaries(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -82,13 +86,21 @@ func exposed(t *testing.T) map[string]bool {
 			t.Fatal(err)
 		}
 	}
-	names := map[string]bool{}
+	names = map[string]bool{}
 	for { // a line is written up to a second after its request has ended
+		processes = nil
+		references := map[string]bool{} // that clocks are held against: the router's and clocksync's
 		for _, p := range c.All() {
-			scrape(ctx, t, p.URL+"/metrics", names)
+			of := scrape(ctx, t, p.URL+"/metrics", names)
+			processes = append(processes, of)
+			for _, s := range of {
+				if s.name == "meridian_clock_bound_seconds" {
+					references[s.labels["reference"]] = true
+				}
+			}
 		}
-		if names["meridian_span_seconds"] && names["meridian_clock_bound_seconds"] {
-			return names
+		if names["meridian_span_seconds"] && len(references) == 2 {
+			return names, processes
 		}
 		select {
 		case <-ctx.Done():
@@ -98,7 +110,18 @@ func exposed(t *testing.T) map[string]bool {
 	}
 }
 
-func scrape(ctx context.Context, t *testing.T, url string, into map[string]bool) {
+// series is a metric's name and its labels.
+type series struct {
+	name   string
+	labels map[string]string
+}
+
+var (
+	sample = regexp.MustCompile(`^([a-z0-9_:]+)(?:\{(.*)\})? `)
+	label  = regexp.MustCompile(`([a-z_]+)="((?:[^"\\]|\\.)*)"`)
+)
+
+func scrape(ctx context.Context, t *testing.T, url string, into map[string]bool) (all []series) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(ctx, "GET", url, nil)
 	if err != nil {
@@ -118,7 +141,15 @@ func scrape(ctx context.Context, t *testing.T, url string, into map[string]bool)
 				into[f[2]+"_bucket"], into[f[2]+"_sum"], into[f[2]+"_count"] = true, true, true
 			}
 		}
+		if m := sample.FindStringSubmatch(sc.Text()); m != nil {
+			one := series{m[1], map[string]string{}}
+			for _, l := range label.FindAllStringSubmatch(m[2], -1) {
+				one.labels[l[1]] = l[2]
+			}
+			all = append(all, one)
+		}
 	}
+	return all
 }
 
 func TestTheDashboardAndTheAlertsNameMetricsThatExist(t *testing.T) {
@@ -126,12 +157,43 @@ func TestTheDashboardAndTheAlertsNameMetricsThatExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked := append(expressions(t), string(rules))
-	have := exposed(t)
+	asked := []string{string(rules)}
+	for _, q := range questions(t) {
+		asked = append(asked, q.Expr)
+	}
+	have, processes := exposed(t)
+	for _, p := range processes {
+		checkLegends(t, p)
+	}
 	for _, q := range asked {
 		for _, name := range metricName.FindAllString(q, -1) {
 			if !have[name] {
 				t.Errorf("%s is asked for, but no process has it", name)
+			}
+		}
+	}
+}
+
+var placeholder = regexp.MustCompile(`\{\{([a-z_]+)\}\}`)
+
+// checkLegends wants each line of a panel to have a name of its own: those of one process whose expression joins no series.
+func checkLegends(t *testing.T, process []series) {
+	t.Helper()
+	for _, q := range questions(t) {
+		if strings.Contains(q.Expr, " by (") || strings.HasPrefix(q.Expr, "sum(") {
+			continue
+		}
+		for _, name := range metricName.FindAllString(q.Expr, -1) {
+			shown := map[string]bool{}
+			for _, s := range process {
+				if s.name != name {
+					continue
+				}
+				line := placeholder.ReplaceAllStringFunc(q.LegendFormat, func(p string) string { return s.labels[strings.Trim(p, "{}")] })
+				if shown[line] {
+					t.Errorf("%s has several lines of the name %q: of what is %v?", name, q.LegendFormat, s.labels)
+				}
+				shown[line] = true
 			}
 		}
 	}
@@ -147,8 +209,8 @@ func TestPrometheusTakesTheRules(t *testing.T) {
 	// The dashboard's expressions as rules: promtool has no other way to parse them.
 	var b strings.Builder
 	b.WriteString("groups:\n- name: dashboard\n  rules:\n")
-	for _, q := range expressions(t) {
-		q, _ := json.Marshal(strings.ReplaceAll(q, "$__rate_interval", "1m"))
+	for _, q := range questions(t) {
+		q, _ := json.Marshal(strings.ReplaceAll(q.Expr, "$__rate_interval", "1m"))
 		b.WriteString("  - record: a:b\n    expr: " + string(q) + "\n")
 	}
 	path := filepath.Join(t.TempDir(), "rules.yml")
