@@ -206,6 +206,9 @@ func TestPrometheusTakesTheRules(t *testing.T) {
 	if out, err := exec.Command("promtool", "check", "config", "../../deploy/prometheus/prometheus.yml").CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
+	if out, err := exec.Command("promtool", "test", "rules", "testdata/alerts.yml").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
 	// The dashboard's expressions as rules: promtool has no other way to parse them.
 	var b strings.Builder
 	b.WriteString("groups:\n- name: dashboard\n  rules:\n")
