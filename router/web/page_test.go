@@ -421,3 +421,15 @@ func TestThePageShowsTheTimeThatItWasPaused(t *testing.T) {
 	b.until(t, columns+` === 4`)
 	b.until(t, `document.getElementById('shown').textContent === '4'`)
 }
+
+func TestThePageGoesOnBesideANodeThatItDoesNotUnderstand(t *testing.T) {
+	s, b := newSite(t, 30), newBrowser(t)
+	s.kv.put(map[string]json.RawMessage{"ctx0": kvAnswer(7), "gen0": json.RawMessage(`null`), "gen1": json.RawMessage(`{"ranks":[{"prompt_tokens":1}]}`)})
+	b.do(t, chromedp.EmulateViewport(1440, 1000), chromedp.Navigate(s.URL))
+	b.until(t, `document.getElementById('shown').textContent === '30'`)
+	b.until(t, `document.querySelectorAll('#kv tbody tr').length === 2`)
+	if got := eval[string](t, b, `document.getElementById('live').textContent`); got != "live" {
+		t.Errorf("the stream is %q", got)
+	}
+	b.noComplaints(t)
+}

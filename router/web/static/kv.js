@@ -70,9 +70,18 @@ function rows(name, answer, now) {
   });
 }
 
+// known are the rows of a node; none where its answer is not what we know, as another version's: the page goes on without.
+function known(name, answer, now) {
+  try {
+    return rows(name, answer, now);
+  } catch {
+    return [];
+  }
+}
+
 export function take(nodes) {
-  const now = Date.now(), names = Object.keys(nodes).sort(), all = names.filter(n => nodes[n].ranks?.length);
+  const now = Date.now(), names = Object.keys(nodes).sort(), all = names.filter(n => nodes[n]?.ranks?.length);
   for (const name of history.keys()) if (!nodes[name]) history.delete(name);
-  $('kv').tBodies[0].replaceChildren(...all.flatMap(name => rows(name, nodes[name], now)));
+  $('kv').tBodies[0].replaceChildren(...all.flatMap(name => known(name, nodes[name], now)));
   $('kvcount').textContent = all.length ? '' : names.length ? 'the nodes count nothing: --iter-stats-interval is 0' : 'no node has told';
 }
