@@ -191,7 +191,7 @@ func rankClockText(c timeline.RankClock) string {
 	case "identity":
 		return "the node's own clock, read within ±" + Duration(c.BoundNS)
 	}
-	return fmt.Sprintf("offset to the node's %s ±%s, %s", Duration(c.OffsetNS), Duration(c.BoundNS), c.State)
+	return fmt.Sprintf("offset to the node's %s ±%s, %s", Duration(c.OffsetNS), Duration(c.BoundNS), Clean(c.State, 20))
 }
 
 func clockText(c timeline.PhaseClock) string {
@@ -205,7 +205,7 @@ func clockText(c timeline.PhaseClock) string {
 	if c.SkewPPB != 0 {
 		text += fmt.Sprintf(", runs %+.3f ppm", -float64(c.SkewPPB)/1000)
 	}
-	text += ", " + c.State
+	text += ", " + Clean(c.State, 20)
 	if c.Via != "" {
 		text += " via " + Clean(c.Via, 20)
 	}

@@ -83,6 +83,8 @@ func TestTextOfOthersCannotSteerTheTerminal(t *testing.T) {
 	l.RequestID, l.Model, l.Router, l.Missing, l.FinishReason, l.Style = evil, evil, evil, []string{evil}, evil, evil
 	l.Error = &phase.Error{Stage: evil, Message: evil, Type: evil}
 	l.Spans[0].Name, l.Spans[0].Node, l.Phases[1].Node, l.Attempts[0].Node, l.Decision.Reason = evil, evil, evil, evil, evil
+	rank := 0
+	l.Phases[1].Clock.State, l.Phases[2].DPRank, l.Phases[2].Rank = evil, &rank, &timeline.RankClock{State: evil}
 	got := draw(t, l, Options{})
 	if strings.ContainsAny(got, "\x1b\x07\r\u202e\u009b") {
 		t.Errorf("control characters get through: %q", got)
