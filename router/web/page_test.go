@@ -401,6 +401,15 @@ func TestThePageKeepsItsRequestsWhenItsRouterIsStartedAnew(t *testing.T) {
 	b.until(t, `document.getElementById('shown').textContent === '31'`)
 }
 
+func TestThePageForgetsTheRequestsThatItsRouterForgot(t *testing.T) {
+	s, b := newSite(t, 30), newBrowser(t)
+	b.do(t, chromedp.EmulateViewport(1440, 1000), chromedp.Navigate(s.URL))
+	b.until(t, `document.getElementById('shown').textContent === '30'`)
+	s.feed = NewFeed(time.Now, s.feed.clocks)
+	s.again(t)
+	b.until(t, `document.querySelectorAll('#list .row').length === 0 && !document.getElementById('none').hidden`)
+}
+
 func TestThePageShowsTheTimeThatItWasPaused(t *testing.T) {
 	s, b := newSite(t, 1), newBrowser(t)
 	b.do(t, chromedp.EmulateViewport(1440, 1000), chromedp.Navigate(s.URL))

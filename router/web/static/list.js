@@ -39,13 +39,19 @@ export function add(rows) {
     }
     byID.set(r.id, prepare(r));
   }
-  if (!stale) {
-    stale = true;
-    requestAnimationFrame(() => { stale = false; refresh(); });
-  }
+  soon();
 }
 
-export const lost = () => { byID.clear(); };
+export function lost() {
+  byID.clear();
+  soon();
+}
+
+function soon() {
+  if (stale) return;
+  stale = true;
+  requestAnimationFrame(() => { stale = false; refresh(); });
+}
 
 function prepare(r) {
   r.words = [r.id, r.client_id || '', r.outcome, r.style, r.model, ...r.nodes].join(' ').toLowerCase();
