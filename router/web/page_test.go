@@ -397,7 +397,7 @@ func TestThePageKeepsItsRequestsWhenItsRouterIsStartedAnew(t *testing.T) {
 	b.until(t, `document.getElementById('shown').textContent === '30'`)
 	s.again(t)
 	s.request(30)
-	b.until(t, `document.getElementById('live').textContent === 'live' && document.querySelector('#list .row[aria-posinset="1"]').id === 'r-req-00030'`)
+	b.until(t, `document.getElementById('live').textContent === 'live' && document.querySelector('#list .row[aria-posinset="1"]')?.id === 'r-req-00030'`)
 	b.until(t, `document.getElementById('shown').textContent === '31'`)
 }
 
@@ -441,4 +441,20 @@ func TestThePageGoesOnBesideANodeThatItDoesNotUnderstand(t *testing.T) {
 		t.Errorf("the stream is %q", got)
 	}
 	b.noComplaints(t)
+}
+
+func TestTheHistogramNamesNoLimitThatItsEndsDoNotKeep(t *testing.T) {
+	s, b := newSite(t, 0), newBrowser(t)
+	for i, ttft := range []int64{20_000, 60_000_000_000} {
+		l := s.line
+		l.RequestID, l.TTFTNS = fmt.Sprintf("req-%d", i), &ttft
+		s.feed.Add(&l)
+	}
+	b.do(t, chromedp.EmulateViewport(1440, 1000), chromedp.Navigate(s.URL))
+	b.until(t, `document.getElementById('shown').textContent === '2'`)
+	got := eval[[]string](t, b, `[...document.querySelectorAll('#histogram button:enabled')].map(b => b.title)`)
+	want := []string{"1 with a first token within 127 µs", "1 with a first token after 7.87 s"}
+	if !slices.Equal(got, want) {
+		t.Errorf("columns %q, want %q", got, want)
+	}
 }

@@ -161,7 +161,9 @@ function histogram(counts) {
     box.append(b);
   }
   counts.forEach((n, i) => {
-    const b = box.children[i], text = n + ' with a first token after ' + time(edge(i)) + ' to ' + time(edge(i + 1));
+    // the first and the last column take what lies before and behind them, too
+    const from = i > 0 ? ' after ' + time(edge(i)) : '', to = i < COLUMNS - 1 ? ' within ' + time(edge(i + 1)) : '';
+    const b = box.children[i], text = n + ' with a first token' + from + (from && to ? ',' : '') + to;
     b.firstChild.style.height = n ? Math.max(4, 100 * n / top) + '%' : '0';
     if (b.title !== text) {
       b.title = text;
