@@ -91,6 +91,9 @@ func (t *text) describe(k infer.Token, at int) api.TokenLogprob {
 		return api.TokenLogprob{Text: strings.ToValidUTF8(string(raw), "\uFFFD"), Bytes: raw, Logprob: lp, Offset: at}
 	}
 	out := one(k.ID, k.Logprob)
+	if utf8.Valid(out.Bytes) { // what is left of a broken character came out with it, and is before it
+		out.Offset = max(at, t.decoded-utf8.RuneCount(out.Bytes))
+	}
 	for _, l := range k.Top {
 		out.Top = append(out.Top, one(l.Token, l.Logprob))
 	}

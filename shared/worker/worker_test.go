@@ -224,6 +224,18 @@ func TestOffsetsCountCharacters(t *testing.T) {
 	}
 }
 
+func TestATokenBehindABrokenCharacterIsBehindIt(t *testing.T) {
+	f := newFake(t)
+	x := newText(f.o.Tokenizer, &api.Request{Logprobs: new(int)}, nil)
+	broken, a := f.o.Tokenizer.Encode("🜁", false)[0], f.o.Tokenizer.Encode("a", false)[0]
+	p := x.push([]infer.Token{{ID: a}, {ID: broken}, {ID: a}, {ID: a}}, nil)
+	for i, want := range []int{0, 1, 2, 3} {
+		if got := p.logprobs[i].Offset; got != want {
+			t.Errorf("token %d of %q: %d, want %d", i, p.text, got, want)
+		}
+	}
+}
+
 // TestAResumedLegGoesOnInsideACharacter: bytes of a character that were held back when the first attempt broke come with the
 // rest of it, once.
 func TestAResumedLegGoesOnInsideACharacter(t *testing.T) {
