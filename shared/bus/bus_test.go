@@ -37,6 +37,7 @@ func startServer(t *testing.T, listen, dir string) *Embedded {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(e.Close)
 	return e
 }
 
@@ -182,7 +183,6 @@ func TestAServerThatTakesNoRecordsIsSaidOnce(t *testing.T) {
 
 func TestStreamsAndBucketsExistAfterReady(t *testing.T) {
 	e := startServer(t, "127.0.0.1:0", t.TempDir())
-	t.Cleanup(e.Close)
 	c := connect(t, e.URL())
 	if err := c.Ready(within(t)); err != nil {
 		t.Fatal(err)
@@ -218,7 +218,6 @@ func TestRecordsArriveOnceThoughTheServerComesLateAndRestarts(t *testing.T) {
 	e.Close()
 	publish(t, p, "while away")
 	e = startServer(t, addr, store)
-	t.Cleanup(e.Close)
 	if err := p.Close(within(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +268,6 @@ func received(t *testing.T, c *Conn, n int) (ids []string) {
 
 func TestServerRecognisesARecordThatIsSentTwice(t *testing.T) {
 	e := startServer(t, "127.0.0.1:0", t.TempDir())
-	t.Cleanup(e.Close)
 	c := connect(t, e.URL())
 	if err := c.Ready(within(t)); err != nil {
 		t.Fatal(err)
@@ -335,7 +333,6 @@ func TestPublisherCountsWhatItDrops(t *testing.T) {
 
 func TestWhatNoStreamTakesIsDroppedAndHoldsUpNobody(t *testing.T) {
 	e := startServer(t, "127.0.0.1:0", t.TempDir())
-	t.Cleanup(e.Close)
 	c := connect(t, e.URL())
 	p, err := NewPublisher(c, PublisherOptions{SpoolDir: t.TempDir(), Logger: quiet})
 	if err != nil {
@@ -494,7 +491,6 @@ func TestBadListenAddressIsRefusedByName(t *testing.T) {
 
 func TestAPortInUseIsRefusedAtOnce(t *testing.T) {
 	e := startServer(t, "127.0.0.1:0", t.TempDir())
-	t.Cleanup(e.Close)
 	if _, err := StartEmbedded(EmbeddedOptions{Listen: e.Addr().String(), StoreDir: t.TempDir(), Logger: quiet}); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("error %v, want address in use", err)
 	}
