@@ -44,7 +44,7 @@ type Set struct {
 	amended map[string][]byte // newest amendment of a request
 }
 
-// Open finds the files. A folder stands for its timeline-*.jsonl.
+// Open finds the files. A folder stands for its timeline-*.jsonl. An index is passed over: a shell's pattern gives it with its file.
 func Open(args []string) (*Set, error) {
 	s := &Set{}
 	for _, a := range args {
@@ -62,6 +62,9 @@ func Open(args []string) (*Set, error) {
 			}
 		}
 		for _, n := range names {
+			if strings.HasSuffix(n, IndexSuffix) {
+				continue
+			}
 			if strings.HasSuffix(strings.TrimSuffix(n, jsonl.Packed), amendSuffix) {
 				s.Amends = append(s.Amends, n)
 				continue
@@ -71,6 +74,9 @@ func Open(args []string) (*Set, error) {
 				s.Size += info.Size()
 			}
 		}
+	}
+	if len(args) > 0 && len(s.Files)+len(s.Amends) == 0 {
+		return nil, fmt.Errorf("open timelines: nothing but indexes: %s", strings.Join(args, ", "))
 	}
 	s.findAmends()
 	return s, nil

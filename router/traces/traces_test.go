@@ -165,6 +165,19 @@ func TestWhatIsNotThereIsNamed(t *testing.T) {
 	}
 }
 
+func TestAnIndexIsNoFileOfTimelines(t *testing.T) {
+	path := write(t, t.TempDir(), "timeline-h-1-x-00000.jsonl", line("a", "", true, false))
+	if err := Seal(path, false); err != nil {
+		t.Fatal(err)
+	}
+	if got, bad := read(t, path, path+IndexSuffix); fmt.Sprint(got, bad) != "[a true] []" {
+		t.Errorf("read %q, bad %q", got, bad)
+	}
+	if _, err := Open([]string{path + IndexSuffix}); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("an index alone: %v", err)
+	}
+}
+
 func TestFollowSeesWhatIsAppendedAndNothingElse(t *testing.T) {
 	dir := t.TempDir()
 	f := write(t, dir, "timeline-h-1-x-00000.jsonl", line("old", "", true, false))
