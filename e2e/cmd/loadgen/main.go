@@ -48,6 +48,9 @@ func (o *options) Run(ctx context.Context, _ *slog.Logger) error {
 	if _, err := serve.HostOf(o.URL); err != nil {
 		return fmt.Errorf("--url %q: %w", o.URL, err)
 	}
+	if o.Turns > 0 && (o.Rate != 0 || o.Duration != 0 || o.Prefix != 0 || !o.Stream || !o.IgnoreEOS || o.Temperature != 0) {
+		return fmt.Errorf("--turns %d: chats are a closed loop of --requests, streamed and greedy to their max_tokens: they take none of --rate, --duration, --prefix, --no-stream, --no-ignore-eos and --temperature", o.Turns)
+	}
 	if o.Model == "" {
 		if err := o.firstModel(ctx); err != nil {
 			return err
