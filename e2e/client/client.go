@@ -22,9 +22,9 @@ const maxBody = 16 << 20
 // ErrNoEnd is returned when a stream ended without its end mark.
 var ErrNoEnd = errors.New("client: stream ended without [DONE]")
 
-// StatusError is an error object that the server answered, with a status or inside a stream.
+// StatusError is an error object that the server answered, with a status or inside an answer.
 type StatusError struct {
-	Status    int    // 0: it came inside a stream
+	Status    int    // 0: it came inside an answer
 	Message   string `json:"message"`
 	Type      string `json:"type"`
 	Param     string `json:"param"`
@@ -37,7 +37,7 @@ type StatusError struct {
 
 // Error says what the server said.
 func (e *StatusError) Error() string {
-	where := "in the stream"
+	where := "in the answer"
 	if e.Status != 0 {
 		where = fmt.Sprintf("status %d", e.Status)
 	}
@@ -181,6 +181,9 @@ func (r *Result) readWhole(body io.Reader, onText func(string)) error {
 	var a answer
 	if err := json.Unmarshal(b, &a); err != nil {
 		return fmt.Errorf("parse answer: %w", err)
+	}
+	if a.Error != nil {
+		return a.Error
 	}
 	r.take(a, onText)
 	return nil

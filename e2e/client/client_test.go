@@ -29,6 +29,7 @@ func TestDo(t *testing.T) {
 		{"a stream that breaks off", stream, 200, "data: {\"choices\":[{\"text\":\"a\"}]}\n\n", "a", "", 1, "without [DONE]"},
 		{"an error inside a stream", stream, 200, "data: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: {\"error\":{\"message\":\"gone\",\"stage\":\"gen\"}}\n\n", "a", "", 1, "stage gen"},
 		{"an error with a status", "application/json", 400, `{"error":{"message":"no","param":"n"}}`, "", "", 0, "status 400: no"},
+		{"an error in a whole answer", "application/json", 200, `{"error":{"message":"gone","stage":"gen"}}`, "", "", 0, "in the answer: gone"},
 		{"an error that is no JSON", "text/plain", 502, "bad gateway", "", "", 0, "bad gateway"},
 		{"an answer that is no JSON", "application/json", 200, "{", "", "", 0, "parse answer"},
 	}
