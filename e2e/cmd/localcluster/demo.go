@@ -76,6 +76,11 @@ func (d *demo) play(ctx context.Context, c *cluster.Cluster) (rep report, shown 
 	var lines []client.Line
 	var problems error
 	for i := range d.Requests {
+		if ctx.Err() != nil {
+			problems = errors.Join(problems, fmt.Errorf("%d of %d requests were not sent: %w", d.Requests-i, d.Requests, context.Cause(ctx)))
+			rep.Requests = i
+			break
+		}
 		id := newID(fmt.Sprintf("demo-%d", i))
 		fmt.Printf("\n[%d] %s", i+1, prompt(i))
 		if err := d.send(ctx, cl, model, id, prompt(i)); err != nil {

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"path"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"meridian.internal/e2e/client"
@@ -37,6 +40,23 @@ func aRouter(t *testing.T) *cluster.Cluster {
 	s := httptest.NewServer(mux)
 	t.Cleanup(s.Close)
 	return &cluster.Cluster{Routers: []*cluster.Process{{URL: s.URL}}}
+}
+
+func TestADemoThatIsInterruptedSendsNoMore(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var sent atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			sent.Add(1)
+			cancel()
+		}
+		http.NotFound(w, r)
+	}))
+	defer s.Close()
+	rep, _, err := (&demo{Requests: 50, MaxTokens: 1}).play(ctx, &cluster.Cluster{Routers: []*cluster.Process{{URL: s.URL}}})
+	if sent.Load() != 1 || rep.Requests != 1 || rep.Incomplete != 1 || !errors.Is(err, context.Canceled) {
+		t.Errorf("%d sent, %+v, %v", sent.Load(), rep, err)
+	}
 }
 
 func TestRunsInOneFolderDoNotShareIDs(t *testing.T) {
