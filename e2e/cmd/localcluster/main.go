@@ -57,19 +57,6 @@ func (l layout) config(log *slog.Logger) (cluster.Config, error) {
 	if err != nil {
 		return cluster.Config{}, err
 	}
-	dir := l.Dir
-	if dir == "" {
-		dir, err = os.MkdirTemp("", "meridian-")
-	} else {
-		err = os.MkdirAll(dir, 0o755)
-	}
-	if err != nil {
-		return cluster.Config{}, fmt.Errorf("make the run folder: %w", err)
-	}
-	traces := l.Traces
-	if traces == "" {
-		traces = filepath.Join(dir, "traces")
-	}
 	if ignored := cluster.Withheld(); len(ignored) > 0 {
 		log.Warn("the daemons do not see these variables: their options come by --node-flag", "variables", strings.Join(ignored, " "))
 	}
@@ -92,6 +79,19 @@ func (l layout) config(log *slog.Logger) (cluster.Config, error) {
 		if flag, ok := strings.CutPrefix(f, allNodes+"="); ok {
 			nodeArgs = append(nodeArgs, flag)
 		}
+	}
+	dir := l.Dir // made last: what cannot be used leaves none behind
+	if dir == "" {
+		dir, err = os.MkdirTemp("", "meridian-")
+	} else {
+		err = os.MkdirAll(dir, 0o755)
+	}
+	if err != nil {
+		return cluster.Config{}, fmt.Errorf("make the run folder: %w", err)
+	}
+	traces := l.Traces
+	if traces == "" {
+		traces = filepath.Join(dir, "traces")
 	}
 	return cluster.Config{
 		Args: args, NodeArgs: nodeArgs, Places: places, Bin: bin, Dir: dir, Traces: traces, Ctx: l.Ctx, Gen: l.Gen, Model: l.Model, Device: l.Device, Logger: log,
