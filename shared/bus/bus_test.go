@@ -217,7 +217,7 @@ func TestRecordsArriveOnceThoughTheServerComesLateAndRestarts(t *testing.T) {
 	}
 	e.Close()
 	publish(t, p, "while away")
-	e = startServer(t, addr, store)
+	startServer(t, addr, store)
 	if err := p.Close(within(t)); err != nil {
 		t.Fatal(err)
 	}
